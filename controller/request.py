@@ -1,0 +1,93 @@
+"""The request: what was asked for, how far it is, where its time went, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from executor.contract import Sampling
+
+
+class Outcome(StrEnum):
+    """How a request ends: exactly one of these, exactly once."""
+
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class State(StrEnum):
+    """Where a request is now."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Instants of one request on the monotonic clock, in seconds; None has not happened.
+
+    `admissible` is when an executor could first have taken it, so that `dispatched - admissible`
+    (while it was held for company) is the deliberate hold. `dispatched` is the first dispatch.
+    """
+
+    admissible: float | None = None
+    dispatched: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion asked for.
+
+    `arrival` is monotonic, `arrived_at` wall clock (unix seconds); both are the arrival at the
+    daemon, before parsing. `start_by` and `finish_by` are monotonic deadlines: past the first a
+    waiting request expires, past the second a running one ends too. `tokens` is the completion so
+    far and survives preemption; `attempt` counts dispatches.
+    """
+
+    id: str
+    tier: str
+    client: str
+    prompt: list[int]
+    max_new_tokens: int
+    sampling: Sampling
+    arrival: float
+    arrived_at: float
+    start_by: float | None = None
+    finish_by: float | None = None
+    tokens: list[int] = field(default_factory=list)
+    attempt: int = 0
+    state: State = State.QUEUED
+    executor: str | None = None
+    epoch: int | None = None
+    times: Timeline = field(default_factory=Timeline)
+    hold_s: float = 0.0
+    outcome: Outcome | None = None
+    reason: str = ""
+
+    @property
+    def work_tokens(self) -> int:
+        """Prompt plus everything it may still grow to: what it can come to hold in KV memory."""
+        return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """How many tokens may still be generated."""
+        return self.max_new_tokens - len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a request, told once. `reason` is a code (`stop`, `length`, `disconnect`,
+    `start_by`, `finish_by`, ...), `detail` the words for the public."""
+
+    request: Request
+    outcome: Outcome
+    reason: str
+    detail: str = ""
