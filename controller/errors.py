@@ -42,7 +42,7 @@ class InvalidRequest(HeadwayError):
 
     status = 400
     type = "invalid_request_error"
-    code = None
+    code: str | None = None
 
 
 class UnsupportedParameter(InvalidRequest):
