@@ -1,0 +1,57 @@
+"""The tier: what a class of customer is promised, what it may take, and what it must leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies.contract import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a tier is promised, in seconds; None is no promise.
+
+    `attainment` is the fraction of requests that must meet every target. `itl_s` is held against
+    the mean inter-token latency of each request.
+    """
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+    attainment: float = 0.99
+
+    def named(self) -> dict[Metric, float]:
+        """The targets that exist, by metric."""
+        pairs: list[tuple[Metric, float | None]] = [
+            ("ttft", self.ttft_s),
+            ("itl", self.itl_s),
+            ("e2e", self.e2e_s),
+        ]
+        return {name: value for name, value in pairs if value is not None}
+
+    @property
+    def start_s(self) -> float | None:
+        """How long a request may wait before it has missed a target already."""
+        bounds = [value for value in (self.ttft_s, self.e2e_s) if value is not None]
+        return min(bounds, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A class of customer. Higher `priority` goes first.
+
+    `min_share` of all tokens is guaranteed while the tier has work waiting. A tier that waited
+    `max_starvation_s` without progress gets one seat. The queue is bounded by requests, tokens
+    and bytes. `max_seats` and `wait_timeout_s` None leave the common limits in force.
+    """
+
+    name: str
+    priority: int
+    targets: Targets = field(default_factory=Targets)
+    min_share: float = 0.0
+    max_starvation_s: float = 30.0
+    max_queue_requests: int = 1000
+    max_queue_tokens: int = 1_000_000
+    max_queue_bytes: int = 64 * 1024 * 1024
+    max_seats: int | None = None
+    wait_timeout_s: float | None = None
