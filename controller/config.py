@@ -1,0 +1,309 @@
+"""Everything that can be configured: one frozen, typed model, and its JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, Strict
+
+from controller.config_executors import (
+    ContinuousExecutor,
+    Count,
+    ExecutorConfig,
+    Fraction,
+    Name,
+    Section,
+    Switch,
+)
+from controller.tiers import Targets, Tier
+from controller.units import Duration, Size
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+ServiceTier = Literal["priority", "default", "flex", "scale", "fast"]
+
+
+class ServerConfig(Section):
+    """Where the daemon listens and how it treats connections."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to bind. Anything but loopback needs `auth.keys`."""
+    port: Annotated[int, Strict(), Field(ge=0, le=65535)] = 8080
+    """TCP port; 0 is any free one, printed at start."""
+    drain_timeout: Duration = 30.0
+    """After SIGTERM, running requests may go on for this long."""
+    keep_alive_after: Duration = 5.0
+    """A stream without a token for this long gets a comment line, and again each such time."""
+    max_body: Size = 8 * 2**20
+    """Longest request body."""
+    stream_buffer: Size = 64 * 2**10
+    """Unsent bytes of one stream beyond which its tokens coalesce, then the client is dropped."""
+    access_log: Switch = False
+    """Whether each request is logged at its end."""
+
+
+class KeyConfig(Section):
+    """One API key: its owner, its tier, and where to find it (`sha256` or `env`, not both)."""
+
+    name: Name
+    """Who owns the key; the unit of fairness and a field of logs, never a metrics label."""
+    tier: str
+    """The highest tier that this key may use."""
+    sha256: Digest | None = None
+    """SHA-256 of the key, 64 lower-case hexadecimal digits (`printf %s KEY | sha256sum`)."""
+    env: Variable | None = None
+    """Environment variable that holds the key."""
+
+
+class AuthConfig(Section):
+    """Who may use the daemon, and as which tier."""
+
+    keys: tuple[KeyConfig, ...] = ()
+    """API keys. None: everybody is `default_tier`, and the daemon binds loopback only."""
+    default_tier: str = "free"
+    """The tier of everybody while there are no keys."""
+    admin_token_env: Variable | None = None
+    """Environment variable that holds the token for `/admin`."""
+    admin_token_sha256: Digest | None = None
+    """SHA-256 of the token for `/admin`. Neither: `/admin` is open to loopback only."""
+
+
+class TargetsConfig(Section):
+    """What a tier is promised. At least one of `ttft`, `itl` and `e2e`."""
+
+    ttft: Duration | None = None
+    """Time to first token, from arrival at the daemon."""
+    itl: Duration | None = None
+    """Inter-token latency, as the mean of a request."""
+    e2e: Duration | None = None
+    """Time to the end of the completion, from arrival at the daemon."""
+    attainment: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.99
+    """Fraction of requests that must meet every target."""
+
+
+class TierConfig(Section):
+    """A class of customer."""
+
+    priority: Annotated[int, Strict()]
+    """Higher goes first. No two tiers share one."""
+    service_tier: ServiceTier | None = None
+    """The value of OpenAI's `service_tier` that asks for this tier and is reported for it."""
+    targets: TargetsConfig | None = None
+    """What is promised; null promises nothing."""
+    min_share: Fraction = 0.0
+    """Fraction of all tokens that is guaranteed while this tier waits. They sum to 1 at most."""
+    max_seats: Count | None = None
+    """Sequences of this tier at once on one executor; null: `max_batch_size` alone bounds it."""
+    max_queue_requests: Count = 1000
+    """Requests that may wait. Beyond: 429."""
+    max_queue_tokens: Count = 1_000_000
+    """Tokens (prompt and wanted output) that may wait. Beyond: 429."""
+    max_queue_size: Size = 64 * 2**20
+    """Bytes of bodies that may wait. Beyond: 429."""
+    wait_timeout: Duration | None = None
+    """How long a request of this tier may be held for company; null: the common limit."""
+    start_within: Duration | None = None
+    """A request that has not begun after this long expires; null: it waits."""
+    finish_within: Duration | None = None
+    """A request that has not ended after this long is ended; null: it runs."""
+    max_starvation: Duration = 30.0
+    """After waiting this long without progress, the tier gets one seat whatever is above it."""
+
+
+def _default_tiers() -> Mapping[str, TierConfig]:
+    paid = TargetsConfig(ttft=1.0, itl=0.1, attainment=0.99)
+    free = TargetsConfig(ttft=5.0, itl=0.15, attainment=0.9)
+    offline = TargetsConfig(e2e=600.0, attainment=0.99)
+    return {
+        "paid": TierConfig(priority=20, service_tier="priority", targets=paid),
+        "free": TierConfig(
+            priority=10,
+            service_tier="default",
+            targets=free,
+            min_share=0.1,
+            start_within=60.0,
+        ),
+        "offline": TierConfig(
+            priority=0,
+            service_tier="flex",
+            targets=offline,
+            min_share=0.05,
+            max_queue_requests=10_000,
+            max_queue_tokens=10_000_000,
+            max_starvation=60.0,
+        ),
+    }
+
+
+class LimitsConfig(Section):
+    """The limits in force at start, and for ever with policy `static`."""
+
+    max_batch_size: Count = 16
+    """Sequences at once on one executor."""
+    max_batch_tokens: Count = 1024
+    """Tokens in one step. Never below `max_batch_size`."""
+    wait_timeout: Duration = 0.005
+    """How long an admissible request may be held for company."""
+
+
+T = TypeVar("T")
+
+
+def _ascending(pair: tuple[T, T]) -> tuple[T, T]:
+    low, high = pair
+    if low > high:  # type: ignore[operator]  # only ever numbers; a bound on T would say less
+        raise ValueError(f"should be [low, high], and {low} is above {high}")
+    return pair
+
+
+Range = Annotated[tuple[T, T], AfterValidator(_ascending)]
+
+
+class EnvelopeConfig(Section):
+    """The range that no policy and no operator leaves: [low, high] of each limit."""
+
+    max_batch_size: Range[Count] = (1, 64)
+    """Range of `max_batch_size`; high is at most the executor's `max_seqs`."""
+    max_batch_tokens: Range[Count] = (64, 2048)
+    """Range of `max_batch_tokens`; high is at most the executor's `max_step_tokens`."""
+    wait_timeout: Range[Duration] = (0.0, 0.05)
+    """Range of `wait_timeout`."""
+
+
+class PolicyConfig(Section):
+    """Which rule proposes limits."""
+
+    type: Annotated[str, Field(min_length=1)] = "aimd"
+    """A name that `headway policies list` shows, or `module:Class`."""
+    parameters: Mapping[str, Any] = Field(default_factory=dict)
+    """The policy's own parameters; `headway policies show TYPE` prints them."""
+
+
+class GuardConfig(Section):
+    """What every proposal passes before it is applied. All but the clamps hold back growth only."""
+
+    stale_ticks: Count = 3
+    """Nothing grows on figures older than this many ticks."""
+    binding: Fraction = 0.5
+    """A limit grows only when it was reached in at least this fraction of the steps."""
+    cooldown: Duration = 1.0
+    """Shortest time between a move and the next growth."""
+    cooldown_steps: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 2.0
+    """The same in predicted steps; the longer of the two holds."""
+    slew: Fraction = 0.25
+    """Largest growth in one tick, as a fraction (never less than one unit)."""
+    gpu_busy: Fraction = 0.95
+    """Device utilisation from which growth needs a gain in throughput."""
+    flat_gain: Fraction = 0.02
+    """Throughput that rose by less than this fraction since the last growth counts as flat."""
+    kv_high: Fraction = 0.9
+    """Fraction of KV memory held by requests from which nothing grows."""
+    oom_keep: Fraction = 0.8
+    """After running out of memory, this fraction of the tokens that failed is the ceiling."""
+    oom_probe_after: Duration = 600.0
+    """After this long the ceiling is probed again."""
+    reversals: Count = 3
+    """More changes of direction than this in the last `reversal_moves` moves halve the gain."""
+    reversal_moves: Count = 6
+    """How many applied moves the count of reversals looks at."""
+    least_batch_size: Count = 1
+    """Smallest move of `max_batch_size`."""
+    least_batch_tokens: Count = 64
+    """Smallest move of `max_batch_tokens`."""
+    least_wait: Duration = 0.001
+    """Smallest move of `wait_timeout`."""
+
+
+class ControlConfig(Section):
+    """The control loop: what it looks at, how often, and who decides."""
+
+    interval: Duration = 0.25
+    """Time between two ticks."""
+    policy: PolicyConfig = PolicyConfig()
+    """The rule that proposes limits."""
+    fallback: Annotated[str, Field(min_length=1)] = "static"
+    """Policy that takes over when the first one raised three times in a row."""
+    fast_window: Duration = 3.0
+    """What steps say: inter-token latency, step times, fill."""
+    slow_window: Duration = 30.0
+    """What requests say: time to first token and to the end, per tier."""
+    min_samples: Count = 20
+    """A window with fewer samples reaches further back."""
+    max_window: Duration = 60.0
+    """How far back a thin window may reach."""
+    history: Count = 1000
+    """Decisions that are kept for `/admin/decisions`."""
+    guard: GuardConfig = GuardConfig()
+    """What a proposal must pass."""
+
+
+class LogConfig(Section):
+    """Structured logs, to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is written."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: for people on a terminal, JSON elsewhere."""
+
+
+class Config(Section):
+    """Everything. Durations are floats of seconds and sizes are bytes once it is read."""
+
+    server: ServerConfig = ServerConfig()
+    """Where the daemon listens and how it treats connections."""
+    auth: AuthConfig = AuthConfig()
+    """Who may use it, and as which tier."""
+    tiers: Annotated[Mapping[Name, TierConfig], Field(min_length=1)] = Field(
+        default_factory=_default_tiers
+    )
+    """Classes of customer by name. A file that names tiers names all of them."""
+    limits: LimitsConfig = LimitsConfig()
+    """The limits in force at start."""
+    envelope: EnvelopeConfig = EnvelopeConfig()
+    """The hard range of each limit."""
+    control: ControlConfig = ControlConfig()
+    """The control loop."""
+    executors: Annotated[tuple[ExecutorConfig, ...], Field(min_length=1)] = (ContinuousExecutor(),)
+    """What runs batches. A file that lists executors lists all of them."""
+    log: LogConfig = LogConfig()
+    """Structured logs."""
+
+    def tier_list(self) -> tuple[Tier, ...]:
+        """The tiers as the core knows them, highest priority first."""
+        made = (_tier(name, written) for name, written in self.tiers.items())
+        return tuple(sorted(made, key=lambda tier: -tier.priority))
+
+
+def _tier(name: str, written: TierConfig) -> Tier:
+    promised = written.targets
+    targets = Targets()
+    if promised is not None:
+        targets = Targets(
+            ttft_s=promised.ttft,
+            itl_s=promised.itl,
+            e2e_s=promised.e2e,
+            attainment=promised.attainment,
+        )
+    return Tier(
+        name=name,
+        priority=written.priority,
+        targets=targets,
+        min_share=written.min_share,
+        max_starvation_s=written.max_starvation,
+        max_queue_requests=written.max_queue_requests,
+        max_queue_tokens=written.max_queue_tokens,
+        max_queue_bytes=written.max_queue_size,
+        max_seats=written.max_seats,
+        wait_timeout_s=written.wait_timeout,
+    )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a configuration file (draft 2020-12), with units and defaults."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Config.model_json_schema(),
+        "title": "Headway configuration",
+    }
