@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import deque
 from collections.abc import Callable
@@ -106,6 +107,8 @@ class TierQueue:
         self.tokens -= request.work_tokens
         self.size -= self._sizes.pop(request.id)
         self._late.discard(request.id)
+        self._trim(self._arrivals)
+        self._trim(self._unlate)
         if len(self._heap) > 2 * len(self._live) + 64:
             self._compact()
 
@@ -126,17 +129,13 @@ class TierQueue:
 
     def oldest(self) -> Request | None:
         """Who has waited longest since its arrival."""
-        arrivals = self._arrivals
-        while arrivals and arrivals[0].id not in self._live:
-            arrivals.popleft()
-        return arrivals[0] if arrivals else None
+        self._trim(self._arrivals)
+        return self._arrivals[0] if self._arrivals else None
 
     def late(self, now: float) -> int:
         """How many wait beyond the target already: misses, although they have not ended."""
         bound = self.tier.targets.start_s
-        if bound is None:
-            return 0
-        while self._unlate and self._unlate[0].arrival + bound < now:
+        while bound is not None and self._unlate and self._unlate[0].arrival + bound < now:
             request = self._unlate.popleft()
             if request.id in self._live:
                 self._late.add(request.id)
@@ -158,10 +157,14 @@ class TierQueue:
         if request.start_by is not None and not request.tokens:
             heapq.heappush(self._deadlines, (request.start_by, serial, request))
         for line in (self._arrivals, self._unlate):
-            if line and line[0].arrival > request.arrival:
-                line.appendleft(request)
+            if line and line[-1].arrival > request.arrival:
+                bisect.insort(line, request, key=fcfs)
             else:
                 line.append(request)
+
+    def _trim(self, line: deque[Request]) -> None:
+        while line and line[0].id not in self._live:
+            line.popleft()
 
     def _compact(self) -> None:
         live = self._live

@@ -47,8 +47,10 @@ class Request:
 
     `arrival` is monotonic, `arrived_at` wall clock (unix seconds); both are the arrival at the
     daemon, before parsing. `start_by` and `finish_by` are monotonic deadlines: past the first a
-    waiting request expires, past the second a running one ends too. `tokens` is the completion so
-    far and survives preemption; `attempt` counts dispatches.
+    request expires that waits and has no token yet, past the second a running one ends too.
+    `expected_new_tokens` is how long the completion is thought to become where the client set no
+    bound of its own. `tokens` is the completion so far and survives a preemption; `attempt` counts
+    dispatches, `faults` those that an executor gave back or lost.
     """
 
     id: str
@@ -61,8 +63,10 @@ class Request:
     arrived_at: float
     start_by: float | None = None
     finish_by: float | None = None
+    expected_new_tokens: int | None = None
     tokens: list[int] = field(default_factory=list)
     attempt: int = 0
+    faults: int = 0
     state: State = State.QUEUED
     executor: str | None = None
     epoch: int | None = None
@@ -73,8 +77,9 @@ class Request:
 
     @property
     def work_tokens(self) -> int:
-        """Prompt plus everything it may still grow to: what it can come to hold in KV memory."""
-        return len(self.prompt) + self.max_new_tokens
+        """Prompt plus completion as far as can be told before: what it will hold in KV memory."""
+        expected = self.expected_new_tokens
+        return len(self.prompt) + (self.max_new_tokens if expected is None else expected)
 
     @property
     def remaining_tokens(self) -> int:

@@ -43,6 +43,8 @@ class Tier:
     `min_share` of all tokens is guaranteed while the tier has work waiting. A tier that waited
     `max_starvation_s` without progress gets one seat. The queue is bounded by requests, tokens
     and bytes. `max_seats` and `wait_timeout_s` None leave the common limits in force.
+    A request expires when it has not begun `start_within_s` after its arrival, and is ended when it
+    is not done within `finish_within_s`; None is never.
     """
 
     name: str
@@ -55,3 +57,5 @@ class Tier:
     max_queue_bytes: int = 64 * 1024 * 1024
     max_seats: int | None = None
     wait_timeout_s: float | None = None
+    start_within_s: float | None = None
+    finish_within_s: float | None = None

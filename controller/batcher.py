@@ -1,0 +1,290 @@
+"""When requests go: formed late, held for company within bounds, and counted until they end.
+
+`Batcher` is a plain object without clock, sockets or tasks: everything reaches it as a call with
+`now` (monotonic seconds), everything it wants done comes back as a `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from controller.admission import Admission
+from controller.book import Book
+from controller.errors import CapacityError, Unavailable
+from controller.forming import Former
+from controller.ledger import ExecutorSeats, Seat, SeatState
+from controller.listener import Listener
+from controller.plan import Plan
+from controller.queues import Permit, TierQueue
+from controller.request import Outcome, Request, State
+from controller.scheduler import Scheduler
+from controller.tiers import Tier
+from executor.contract import Capacity, Key, Report, Returned, Submit, Tokens, Work
+from policies.contract import Limits
+
+# A request whose executor failed this often is taken for the cause, and fails.
+MAX_FAULTS = 3
+
+
+class Batcher:
+    """Tier queues, scheduler and the ledger of what runs, behind one door.
+
+    `groups` maps each executor to its group; executors of a group share limits. Every offered
+    request ends exactly once, and `offered = sum(outcomes) + queued + running` always holds.
+    """
+
+    def __init__(
+        self,
+        tiers: Iterable[Tier],
+        groups: Mapping[str, str],
+        limits: Limits,
+        *,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.queues = {tier.name: TierQueue(tier) for tier in tiers}
+        self.executors = {
+            name: ExecutorSeats(name, group, limits) for name, group in groups.items()
+        }
+        self.scheduler = Scheduler(self.queues.values())
+        self.admission = Admission(self.queues, self.executors)
+        self.book = Book(listeners)
+        self._former = Former(self.queues, self.scheduler, self.executors, listeners=listeners)
+        self._listeners = listeners
+        self._release: dict[str, list[Key]] = {}
+        # Executors that are owed a message although nothing may be for them in it: the limits.
+        self._owed_answer: set[str] = set()
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def reserve(self, tier: str, *, requests: int, tokens: int, size: int, now: float) -> Permit:
+        """Take places in a tier's queue before costly work; `tokens` estimated, `size` in bytes.
+
+        Raises QueueFull, NotReady, Draining: what is turned away here counts as rejected.
+        """
+        try:
+            return self.admission.reserve(tier, requests, tokens=tokens, size=size, now=now)
+        except (CapacityError, Unavailable) as error:
+            self.book.reject(tier, requests, reason=str(error.code), now=now)
+            raise
+
+    def give_back(self, permit: Permit) -> None:
+        """Return what is left of a permit."""
+        self.queues[permit.tier].give_back(permit)
+
+    def offer(self, request: Request, permit: Permit, now: float) -> None:
+        """Let a request wait for a seat.
+
+        Raises ContextLengthExceeded when no executor could ever hold it, ValueError when its id
+        is in use.
+        """
+        if request.id in self.book.requests:
+            raise ValueError(f"request id {request.id} is in use")
+        self.admission.check_fits(request)
+        self.queues[request.tier].offer(request, permit)
+        self.book.enter(request, now)
+
+    def cancel(self, request_id: str, now: float, outcome: Outcome, reason: str) -> bool:
+        """End a request wherever it is; False when it is unknown or over.
+
+        It ends at once. The seat of one that runs stays taken until its executor acknowledges.
+        """
+        request = self.book.requests.get(request_id)
+        if request is None:
+            return False
+        if request.state is State.QUEUED:
+            self.queues[request.tier].take(request)
+        else:
+            seats = self.executors[str(request.executor)]
+            seat = seats.find(request.id, request.attempt)
+            assert seat is not None
+            seat.state = SeatState.RELEASING
+            self._release.setdefault(seats.name, []).append(seat.key)
+            self._settle(seat)
+        self.book.end(request, now, outcome, reason=reason)
+        return True
+
+    # --- executors --------------------------------------------------------------------------
+
+    def on_ready(self, executor: str, incarnation: int, capacity: Capacity, now: float) -> None:
+        """An executor takes work from now on."""
+        seats = self.executors[executor]
+        seats.incarnation, seats.capacity, seats.back_at = incarnation, capacity, None
+        self._owed_answer.add(executor)
+        seats.note_room(now)
+
+    def on_lost(
+        self, executor: str, incarnation: int, now: float, *, back_at: float | None
+    ) -> None:
+        """An executor is gone; its requests wait again with the tokens they have.
+
+        `back_at` is when it is expected to be ready again, None: never. When none comes back,
+        every request fails.
+        """
+        seats = self.executors[executor]
+        seats.back_at = back_at
+        if incarnation >= seats.incarnation and seats.capacity is not None:
+            resumes = seats.capacity.can_resume
+            self._release.pop(executor, None)
+            self._owed_answer.discard(executor)
+            for seat in seats.clear():
+                if seat.state is SeatState.RUNNING:
+                    self._settle(seat)
+                    self._again(seat.request, "executor_lost", now, resumes=resumes)
+        if all(other.back_at is None and not other.ready for other in self.executors.values()):
+            for request_id in list(self.book.requests):
+                self.cancel(request_id, now, Outcome.FAILED, "executor_lost")
+
+    def on_report(
+        self, executor: str, incarnation: int, report: Report, now: float
+    ) -> list[tuple[Request, list[int]]]:
+        """Book what a step did; answers the tokens to stream, in the order of the report.
+
+        A report of an earlier incarnation, or of an attempt that was given up, changes nothing.
+        """
+        seats = self.executors[executor]
+        if incarnation != seats.incarnation or not seats.ready:
+            return []
+        for listener in self._listeners:
+            listener.stepped(executor, report, now)
+        streamed = []
+        for tokens in report.tokens:
+            seat = seats.find(tokens.request_id, tokens.attempt)
+            if seat is not None and seat.state is SeatState.RUNNING:
+                ids = self._advance(seat.request, tokens, now)
+                if ids:
+                    streamed.append((seat.request, ids))
+        if report.finished or report.released or report.returned:
+            self._free_seats(seats, report, now)
+        return streamed
+
+    def set_limits(self, group: str, limits: Limits, epoch: int) -> None:
+        """New limits for a group: for its next batch and step; what runs goes on."""
+        for seats in self.executors.values():
+            if seats.group == group:
+                seats.limits, seats.epoch = limits, epoch
+                if seats.ready:
+                    self._owed_answer.add(seats.name)
+
+    def drain(self) -> None:
+        """Take nothing new, and hold nothing for company any more."""
+        self.admission.draining = True
+
+    # --- the plan ---------------------------------------------------------------------------
+
+    def poll(self, now: float) -> Plan:
+        """Expire, dispatch, and answer what is to be done."""
+        self._expire(now)
+        self.scheduler.note_waiting(now)
+        formed = self._former.form(now, draining=self.admission.draining)
+        release, self._release = self._release, {}
+        told = {*formed.submit, *release, *self._owed_answer}
+        self._owed_answer.clear()
+        work = {
+            name: self._work(name, formed.submit.get(name, []), release.get(name, []))
+            for name in told
+        }
+        bounds = [*formed.held_until, self.book.next_finish()]
+        bounds += [queue.next_deadline() for queue in self.queues.values()]
+        wake_at = min((bound for bound in bounds if bound is not None), default=None)
+        return Plan(work, self.book.take_ended(), tuple(formed.dispatches), wake_at)
+
+    def queued(self) -> int:
+        """How many requests wait, over all tiers."""
+        return sum(len(queue) for queue in self.queues.values())
+
+    def running(self) -> int:
+        """How many requests have a seat and go on."""
+        return len(self.book.requests) - self.queued()
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _advance(self, request: Request, tokens: Tokens, now: float) -> list[int]:
+        """Append what is new; what was sent before (`index` below) is not."""
+        known = len(request.tokens) - tokens.index
+        if known < 0:
+            # Text with a hole must never come to a clean end.
+            self.cancel(request.id, now, Outcome.FAILED, "tokens_missing")
+            return []
+        ids = tokens.ids[known:] if known else tokens.ids
+        if not ids:
+            return []
+        request.tokens += ids
+        times = request.times
+        previous, times.last_token = times.last_token, now
+        if previous is None:
+            times.first_token = now
+            for listener in self._listeners:
+                listener.first_token(request, now)
+        else:
+            for listener in self._listeners:
+                listener.tokens(request, len(ids), now - previous, now)
+        self.scheduler.progressed(request.tier, now)
+        return ids
+
+    def _free_seats(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        for finished in report.finished:
+            if seat := self._leave(seats, finished.request_id, finished.attempt):
+                self.book.end(seat.request, now, Outcome.FINISHED, reason=finished.reason)
+        for returned in report.returned:
+            if seat := self._leave(seats, returned.request_id, returned.attempt):
+                self._given_back(seats, seat.request, returned, now=now)
+        for key in report.released:
+            if seat := self._leave(seats, key.request_id, key.attempt):
+                # Nobody asked for this one: the executor let it go by itself.
+                unasked = Returned(key.request_id, key.attempt, "error")
+                self._given_back(seats, seat.request, unasked, now=now)
+        self._owed_answer.add(seats.name)
+        seats.note_room(now)
+
+    def _leave(self, seats: ExecutorSeats, request_id: str, attempt: int) -> Seat | None:
+        """Free a seat; answers it if its request still went on."""
+        seat = seats.find(request_id, attempt)
+        if seat is None:
+            return None
+        seats.leave(seat)
+        if seat.state is SeatState.RELEASING:
+            return None
+        self._settle(seat)
+        return seat
+
+    def _given_back(
+        self, seats: ExecutorSeats, request: Request, returned: Returned, *, now: float
+    ) -> None:
+        if returned.fatal:
+            reason, detail = returned.reason, returned.detail
+            self.book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
+        else:
+            resumes = seats.capacity is not None and seats.capacity.can_resume
+            self._again(request, returned.reason, now, resumes=resumes)
+
+    def _again(self, request: Request, reason: str, now: float, *, resumes: bool) -> None:
+        """Let a request wait again, unless it cannot be continued or fails too often."""
+        request.faults += reason != "preempted"
+        if request.tokens and request.remaining_tokens <= 0:
+            # Its last token came, the word that it was the last did not.
+            self.book.end(request, now, Outcome.FINISHED, reason="length")
+        elif request.faults >= MAX_FAULTS:
+            detail = f"its executor failed {request.faults} times ({reason})"
+            self.book.end(request, now, Outcome.FAILED, reason="executor_failed", detail=detail)
+        elif request.tokens and not resumes:
+            detail = "this executor cannot continue what has begun"
+            self.book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
+        else:
+            self.queues[request.tier].put_back(request)
+            for listener in self._listeners:
+                listener.given_back(request, reason, now)
+
+    def _settle(self, seat: Seat) -> None:
+        used = len(seat.request.prompt) + len(seat.request.tokens)
+        self.scheduler.settle(seat.request.tier, booked=seat.booked, used=used, paid=seat.paid)
+
+    def _expire(self, now: float) -> None:
+        for queue in self.queues.values():
+            for request in queue.expired(now):
+                self.cancel(request.id, now, Outcome.EXPIRED, "start_by")
+        for request in self.book.overdue(now):
+            self.cancel(request.id, now, Outcome.EXPIRED, "finish_by")
+
+    def _work(self, name: str, submit: list[Submit], release: list[Key]) -> Work:
+        seats = self.executors[name]
+        return Work(seats.epoch, seats.step_tokens, submit, release)

@@ -1,0 +1,130 @@
+"""Which requests share a batch: whoever is next takes the free seat where the least work waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from controller.hold import Hold, hold
+from controller.ledger import ExecutorSeats
+from controller.listener import Listener
+from controller.plan import Dispatch, Why
+from controller.queues import TierQueue
+from controller.scheduler import Scheduler
+from controller.tiers import Tier
+from executor.contract import Submit
+from policies.contract import Limits
+
+
+@dataclass(slots=True)
+class Formed:
+    """What goes now, by executor, and the instants until which other batches are held."""
+
+    submit: dict[str, list[Submit]]
+    dispatches: list[Dispatch]
+    held_until: list[float]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch that is being formed."""
+
+    seats: ExecutorSeats
+    hold: Hold
+    room: int
+    members: list[Submit]
+
+
+class Former:
+    """Takes requests from the queues into free seats: late, and never more than there is room."""
+
+    def __init__(
+        self,
+        queues: Mapping[str, TierQueue],
+        scheduler: Scheduler,
+        executors: Mapping[str, ExecutorSeats],
+        *,
+        listeners: Sequence[Listener],
+    ) -> None:
+        self._queues = queues
+        self._scheduler = scheduler
+        self._executors = executors
+        self._listeners = listeners
+
+    def form(self, now: float, *, draining: bool) -> Formed:
+        """Fill the seats that are free, one at a time, where the least work is."""
+        formed = Formed({}, [], [])
+        depth = sum(len(queue) for queue in self._queues.values())
+        oldest = self._oldest_arrival(now)
+        open_ = self._open(now, formed, draining=draining) if depth else []
+        while open_:
+            batch = min(open_, key=lambda entry: entry.seats.reserved_tokens)
+            if len(batch.members) < batch.room and self._seat_next(batch, now):
+                continue
+            open_.remove(batch)
+            batch.seats.note_room(now)
+            if batch.members:
+                formed.submit[batch.seats.name] = batch.members
+                formed.dispatches.append(_dispatch(batch, depth, waited_s=now - oldest, now=now))
+        for dispatch in formed.dispatches:
+            for listener in self._listeners:
+                listener.batch(dispatch, now)
+        return formed
+
+    def _open(self, now: float, formed: Formed, *, draining: bool) -> list[_Batch]:
+        """The executors that can take somebody now; where a hold goes on, until when."""
+        batches = []
+        for seats in self._executors.values():
+            seats.note_room(now)
+            if not (room := seats.room()):
+                continue
+            verdict = hold(seats, self._queues.values(), draining=draining)
+            if verdict.until is not None and verdict.until > now:
+                formed.held_until.append(verdict.until)
+            else:
+                batches.append(_Batch(seats, verdict, room, []))
+        return batches
+
+    def _seat_next(self, batch: _Batch, now: float) -> bool:
+        seats = batch.seats
+        pick = self._scheduler.pick(
+            now,
+            lambda tier: seats.tier_room(tier, seat_cap(self._queues[tier].tier, seats.limits)),
+        )
+        # Nobody overtakes a request that waits for memory: small ones would starve a large one.
+        if pick is None or not seats.fits(pick.request):
+            return False
+        request = pick.request
+        self._queues[request.tier].take(request)
+        paid = self._scheduler.charge(request.tier, request.work_tokens)
+        self._scheduler.progressed(request.tier, now)
+        batch.members.append(seats.seat(request, paid=paid))
+        if request.times.dispatched is None:
+            request.times.dispatched = now
+            if batch.hold.held:
+                request.hold_s = max(0.0, now - max(request.arrival, batch.hold.since))
+        for listener in self._listeners:
+            listener.dispatched(request, now)
+        return True
+
+    def _oldest_arrival(self, now: float) -> float:
+        firsts = [queue.oldest() for queue in self._queues.values()]
+        return min((first.arrival for first in firsts if first is not None), default=now)
+
+
+def seat_cap(tier: Tier, limits: Limits) -> int | None:
+    """A tier's seats on one executor: what the controller set, else what is configured."""
+    override = limits.tiers.get(tier.name)
+    return tier.max_seats if override is None or override.max_seats is None else override.max_seats
+
+
+def _dispatch(batch: _Batch, depth: int, *, waited_s: float, now: float) -> Dispatch:
+    size = len(batch.members)
+    return Dispatch(
+        executor=batch.seats.name,
+        size=size,
+        why=Why.FULL if size == batch.room else batch.hold.why,
+        depth=depth,
+        oldest_s=max(0.0, waited_s),
+        held_s=max(0.0, now - batch.hold.since) if batch.hold.held else 0.0,
+    )

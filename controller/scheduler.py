@@ -1,0 +1,131 @@
+"""Who goes next: the highest tier first, each tier its share, and nobody starved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.queues import TierQueue
+from controller.request import Request
+
+
+class Turn(StrEnum):
+    """Why a tier had its turn."""
+
+    STARVED = "starved"
+    SHARE = "share"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Who goes next, and why."""
+
+    request: Request
+    turn: Turn
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a tier is owed, in tokens, and when it last got anything while it waited."""
+
+    owed: float = 0.0
+    progress: float | None = None
+
+
+class Scheduler:
+    """Orders the tiers; the order within a tier is its queue's.
+
+    Three rules, first match wins. *Starved*: a tier that waited `max_starvation_s` without a
+    dispatch or a token takes the seat (longest first), then its patience starts again. *Share*: a
+    tier that is owed at least its head's tokens takes it (most owed first). *Priority*: the
+    highest tier that waits.
+
+    What is owed follows deficit round robin (Shreedhar, Varghese 1995), in tokens: every tier that
+    waits is credited its `min_share` of what anybody is served, and pays for what it is served
+    itself. A tier that does not wait is owed nothing, so an unused share is lent and not saved
+    up; and nobody falls below zero, so what a tier took while no other wanted it costs it nothing
+    later.
+    """
+
+    def __init__(self, queues: Iterable[TierQueue]) -> None:
+        self._queues = sorted(queues, key=lambda queue: -queue.tier.priority)
+        self._accounts = {queue.tier.name: _Account() for queue in self._queues}
+
+    def pick(self, now: float, may_take: Callable[[str], bool]) -> Pick | None:
+        """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left.
+
+        The request is left in its queue. Deterministic: the same queues, the same answer.
+        """
+        waiting = [q for q in self._queues if len(q) and may_take(q.tier.name)]
+        if not waiting:
+            return None
+        queue, turn = self._starved(waiting, now) or self._owed(waiting) or _first(waiting)
+        request = queue.head()
+        assert request is not None
+        return Pick(request, turn)
+
+    def note_waiting(self, now: float) -> None:
+        """Start the patience of tiers that begin to wait, and forget what idle ones were owed."""
+        for queue in self._queues:
+            account = self._accounts[queue.tier.name]
+            if not len(queue):
+                account.owed, account.progress = 0.0, None
+            elif account.progress is None:
+                account.progress = now
+
+    def charge(self, tier: str, tokens: int) -> float:
+        """Book the tokens that a request of this tier may come to; answers what was paid of them
+        out of what the tier was owed, for `settle`."""
+        self._credit(tokens)
+        account = self._accounts[tier]
+        paid = min(max(account.owed, 0.0), float(tokens))
+        account.owed -= paid
+        return paid
+
+    def settle(self, tier: str, *, booked: int, used: int, paid: float) -> None:
+        """Correct a booking once it is known what the request really used."""
+        if booked <= 0 or used >= booked:
+            return
+        self._accounts[tier].owed += paid * (booked - used) / booked
+        self._credit(used - booked)
+
+    def progressed(self, tier: str, now: float) -> None:
+        """The tier got a seat or a token: its patience starts again."""
+        account = self._accounts[tier]
+        if account.progress is not None:
+            account.progress = now
+
+    def owed(self) -> Mapping[str, float]:
+        """Tokens that each tier is owed."""
+        return {name: account.owed for name, account in self._accounts.items()}
+
+    def _starved(self, waiting: list[TierQueue], now: float) -> tuple[TierQueue, Turn] | None:
+        over = [
+            (now - progress - queue.tier.max_starvation_s, queue)
+            for queue in waiting
+            if (progress := self._accounts[queue.tier.name].progress) is not None
+        ]
+        late, queue = max(over, key=lambda pair: pair[0], default=(-1.0, None))
+        return (queue, Turn.STARVED) if queue is not None and late >= 0 else None
+
+    def _owed(self, waiting: list[TierQueue]) -> tuple[TierQueue, Turn] | None:
+        due = [
+            (owed, queue)
+            for queue in waiting
+            if queue.tier.min_share > 0
+            and (head := queue.head()) is not None
+            and (owed := self._accounts[queue.tier.name].owed) >= head.work_tokens
+        ]
+        return (max(due, key=lambda pair: pair[0])[1], Turn.SHARE) if due else None
+
+    def _credit(self, tokens: int) -> None:
+        for queue in self._queues:
+            if len(queue):
+                account = self._accounts[queue.tier.name]
+                account.owed = max(0.0, account.owed + queue.tier.min_share * tokens)
+
+
+def _first(waiting: list[TierQueue]) -> tuple[TierQueue, Turn]:
+    return waiting[0], Turn.PRIORITY
