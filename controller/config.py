@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import Field, Strict
 
-from controller.config_executors import (
-    ContinuousExecutor,
-    Count,
-    ExecutorConfig,
-    Fraction,
-    Name,
-    Section,
-    Switch,
-)
+from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
+from controller.config_executors import ContinuousExecutor, ExecutorConfig
+from controller.config_types import Count, Fraction, Name, Section, Switch
 from controller.tiers import Targets, Tier
 from controller.units import Duration, Size
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
 ServiceTier = Literal["priority", "default", "flex", "scale", "fast"]
 
 
@@ -40,6 +33,10 @@ class ServerConfig(Section):
     """Longest request body."""
     stream_buffer: Size = 64 * 2**10
     """Unsent bytes of one stream beyond which its tokens coalesce, then the client is dropped."""
+    slow_reader_after: Duration = 30.0
+    """A client that has not taken the rest of its stream this long after its end is dropped."""
+    expected_new_tokens: Count = 256
+    """Length that a completion without `max_tokens` is thought to reach, for the accounts only."""
     access_log: Switch = False
     """Whether each request is logged at its end."""
 
@@ -137,108 +134,6 @@ def _default_tiers() -> Mapping[str, TierConfig]:
     }
 
 
-class LimitsConfig(Section):
-    """The limits in force at start, and for ever with policy `static`."""
-
-    max_batch_size: Count = 16
-    """Sequences at once on one executor."""
-    max_batch_tokens: Count = 1024
-    """Tokens in one step. Never below `max_batch_size`."""
-    wait_timeout: Duration = 0.005
-    """How long an admissible request may be held for company."""
-
-
-T = TypeVar("T")
-
-
-def _ascending(pair: tuple[T, T]) -> tuple[T, T]:
-    low, high = pair
-    if low > high:  # type: ignore[operator]  # only ever numbers; a bound on T would say less
-        raise ValueError(f"should be [low, high], and {low} is above {high}")
-    return pair
-
-
-Range = Annotated[tuple[T, T], AfterValidator(_ascending)]
-
-
-class EnvelopeConfig(Section):
-    """The range that no policy and no operator leaves: [low, high] of each limit."""
-
-    max_batch_size: Range[Count] = (1, 64)
-    """Range of `max_batch_size`; high is at most the executor's `max_seqs`."""
-    max_batch_tokens: Range[Count] = (64, 2048)
-    """Range of `max_batch_tokens`; high is at most the executor's `max_step_tokens`."""
-    wait_timeout: Range[Duration] = (0.0, 0.05)
-    """Range of `wait_timeout`."""
-
-
-class PolicyConfig(Section):
-    """Which rule proposes limits."""
-
-    type: Annotated[str, Field(min_length=1)] = "aimd"
-    """A name that `headway policies list` shows, or `module:Class`."""
-    parameters: Mapping[str, Any] = Field(default_factory=dict)
-    """The policy's own parameters; `headway policies show TYPE` prints them."""
-
-
-class GuardConfig(Section):
-    """What every proposal passes before it is applied. All but the clamps hold back growth only."""
-
-    stale_ticks: Count = 3
-    """Nothing grows on figures older than this many ticks."""
-    binding: Fraction = 0.5
-    """A limit grows only when it was reached in at least this fraction of the steps."""
-    cooldown: Duration = 1.0
-    """Shortest time between a move and the next growth."""
-    cooldown_steps: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 2.0
-    """The same in predicted steps; the longer of the two holds."""
-    slew: Fraction = 0.25
-    """Largest growth in one tick, as a fraction (never less than one unit)."""
-    gpu_busy: Fraction = 0.95
-    """Device utilisation from which growth needs a gain in throughput."""
-    flat_gain: Fraction = 0.02
-    """Throughput that rose by less than this fraction since the last growth counts as flat."""
-    kv_high: Fraction = 0.9
-    """Fraction of KV memory held by requests from which nothing grows."""
-    oom_keep: Fraction = 0.8
-    """After running out of memory, this fraction of the tokens that failed is the ceiling."""
-    oom_probe_after: Duration = 600.0
-    """After this long the ceiling is probed again."""
-    reversals: Count = 3
-    """More changes of direction than this in the last `reversal_moves` moves halve the gain."""
-    reversal_moves: Count = 6
-    """How many applied moves the count of reversals looks at."""
-    least_batch_size: Count = 1
-    """Smallest move of `max_batch_size`."""
-    least_batch_tokens: Count = 64
-    """Smallest move of `max_batch_tokens`."""
-    least_wait: Duration = 0.001
-    """Smallest move of `wait_timeout`."""
-
-
-class ControlConfig(Section):
-    """The control loop: what it looks at, how often, and who decides."""
-
-    interval: Duration = 0.25
-    """Time between two ticks."""
-    policy: PolicyConfig = PolicyConfig()
-    """The rule that proposes limits."""
-    fallback: Annotated[str, Field(min_length=1)] = "static"
-    """Policy that takes over when the first one raised three times in a row."""
-    fast_window: Duration = 3.0
-    """What steps say: inter-token latency, step times, fill."""
-    slow_window: Duration = 30.0
-    """What requests say: time to first token and to the end, per tier."""
-    min_samples: Count = 20
-    """A window with fewer samples reaches further back."""
-    max_window: Duration = 60.0
-    """How far back a thin window may reach."""
-    history: Count = 1000
-    """Decisions that are kept for `/admin/decisions`."""
-    guard: GuardConfig = GuardConfig()
-    """What a proposal must pass."""
-
-
 class LogConfig(Section):
     """Structured logs, to stderr."""
 
@@ -255,9 +150,7 @@ class Config(Section):
     """Where the daemon listens and how it treats connections."""
     auth: AuthConfig = AuthConfig()
     """Who may use it, and as which tier."""
-    tiers: Annotated[Mapping[Name, TierConfig], Field(min_length=1)] = Field(
-        default_factory=_default_tiers
-    )
+    tiers: Mapping[Name, TierConfig] = Field(default_factory=_default_tiers)
     """Classes of customer by name. A file that names tiers names all of them."""
     limits: LimitsConfig = LimitsConfig()
     """The limits in force at start."""
@@ -265,7 +158,7 @@ class Config(Section):
     """The hard range of each limit."""
     control: ControlConfig = ControlConfig()
     """The control loop."""
-    executors: Annotated[tuple[ExecutorConfig, ...], Field(min_length=1)] = (ContinuousExecutor(),)
+    executors: tuple[ExecutorConfig, ...] = (ContinuousExecutor(),)
     """What runs batches. A file that lists executors lists all of them."""
     log: LogConfig = LogConfig()
     """Structured logs."""

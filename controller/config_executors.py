@@ -1,27 +1,14 @@
-"""What may be written about an executor in YAML, and the settings its child process gets from it."""
+"""What may be written about an executor in YAML, and what its child process gets of it."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict, WithJsonSchema
+from pydantic import Field, PlainValidator, Strict, WithJsonSchema
 
+from controller.config_types import Count, CountOrZero, Name, Section, Switch
 from controller.units import Duration
-
-Count = Annotated[int, Strict(), Field(ge=1)]
-CountOrZero = Annotated[int, Strict(), Field(ge=0)]
-Fraction = Annotated[float, Strict(), Field(ge=0, le=1, allow_inf_nan=False)]
-Switch = Annotated[bool, Strict()]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, and closed to keys that it does not know."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
-    )
 
 
 class Restart(Section):

@@ -1,14 +1,23 @@
-"""How durations and sizes are written in configuration: a number with its unit, read and written."""
+"""How durations and sizes are written in configuration: a number with its unit."""
 
 from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
 
-SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+    "d": Decimal(86400),
+}
 BYTES = {
     "B": 1,
     "kB": 10**3,
@@ -20,9 +29,8 @@ BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_DURATION = re.compile(rf"({_NUMBER})\s*({'|'.join(sorted(SECONDS, key=len, reverse=True))})")
-_SIZE = re.compile(rf"({_NUMBER})\s*({'|'.join(sorted(BYTES, key=len, reverse=True))})")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ns|us|ms|s|m|h|d)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
 _DURATION_FORM = "a number with its unit (ns, us, ms, s, m, h, d), such as 50ms, 1.5s or 10m"
 _SIZE_FORM = "a number with its unit (B, KiB, MiB, GiB, TiB, kB, MB, GB, TB), such as 64KiB or 4GiB"
 
@@ -34,10 +42,7 @@ def parse_duration(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"should be {_DURATION_FORM}")
-    # Dividing by the reciprocal keeps 50ms at exactly 0.05, which multiplying would not.
-    factor = SECONDS[found[2]]
-    number = float(found[1])
-    return number / round(1 / factor) if factor < 1 else number * factor
+    return float(Decimal(found[1]) * SECONDS[found[2]])
 
 
 def parse_size(text: str) -> int:
@@ -47,9 +52,9 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"should be {_SIZE_FORM}")
-    size = float(found[1]) * BYTES[found[2]]
-    if not size.is_integer():
-        raise ValueError(f"should be a whole number of bytes, {text} is {size}")
+    size = Decimal(found[1]) * BYTES[found[2]]
+    if size != int(size):
+        raise ValueError(f"should be a whole number of bytes, and {text} is {size:f}")
     return int(size)
 
 
@@ -57,14 +62,9 @@ def format_duration(seconds: float) -> str:
     """The shortest text, whole numbers first, that `parse_duration` reads back as this."""
     if seconds == 0:
         return "0"
-    texts = []
-    for unit, factor in SECONDS.items():
-        number = seconds * round(1 / factor) if factor < 1 else seconds / factor
-        # Twelve digits hide the rounding of the scaling; what they lose is refused.
-        text = f"{number:.12g}{unit}"
-        if "e" not in text and math.isclose(parse_duration(text), seconds, rel_tol=1e-12):
-            texts.append(text)
-    return min(texts, key=lambda text: ("." in text, len(text)), default=f"{seconds:.9f}s")
+    exact = Decimal(repr(seconds))
+    texts = [f"{(exact / factor).normalize():f}{unit}" for unit, factor in SECONDS.items()]
+    return min(texts, key=lambda text: ("." in text, len(text)))
 
 
 def format_size(size: int) -> str:

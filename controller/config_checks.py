@@ -1,0 +1,276 @@
+"""Which values of a configuration contradict each other, though each is right by itself."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import pairwise
+
+from controller.config import Config
+from controller.config_executors import ContinuousExecutor
+from controller.config_tree import Path, Problem, dotted
+from controller.units import format_duration, format_size
+from policies.registry import problems as policy_problems
+
+
+def cross_check(config: Config) -> list[Problem]:
+    """Every contradiction, with the numbers of both sides; none is an empty list."""
+    checks = (_presence, _limits, _executors, _tiers, _queues, _auth, _control, _policies)
+    return [problem for check in checks for problem in check(config)]
+
+
+def _presence(config: Config) -> Iterator[Problem]:
+    for name in ("tiers", "executors"):
+        if not getattr(config, name):
+            yield Problem((name,), "is empty: name at least one, or leave it out for the default")
+
+
+def _limits(config: Config) -> Iterator[Problem]:
+    limits, envelope = config.limits, config.envelope
+    for name in ("max_batch_size", "max_batch_tokens", "wait_timeout"):
+        value, (low, high) = getattr(limits, name), getattr(envelope, name)
+        if not low <= value <= high:
+            shown = [_shown(name, number) for number in (value, low, high)]
+            yield Problem(
+                ("limits", name),
+                f"{shown[0]} is outside the envelope [{shown[1]}, {shown[2]}]",
+                (("envelope", name),),
+            )
+    if limits.max_batch_tokens < limits.max_batch_size:
+        yield Problem(
+            ("limits", "max_batch_tokens"),
+            f"{limits.max_batch_tokens} tokens in a step are fewer than max_batch_size "
+            f"{limits.max_batch_size}: each running sequence needs one",
+            (("limits", "max_batch_size"),),
+        )
+    if envelope.max_batch_tokens[1] < envelope.max_batch_size[1]:
+        yield Problem(
+            ("envelope", "max_batch_tokens"),
+            f"high {envelope.max_batch_tokens[1]} is below the high of max_batch_size, "
+            f"{envelope.max_batch_size[1]}, which could never be reached",
+            (("envelope", "max_batch_size"),),
+        )
+
+
+def _executors(config: Config) -> Iterator[Problem]:
+    size, tokens = config.envelope.max_batch_size[1], config.envelope.max_batch_tokens[1]
+    for index, executor in enumerate(config.executors):
+        path: Path = ("executors", index)
+        if size > executor.max_seqs:
+            yield Problem(
+                ("envelope", "max_batch_size"),
+                f"high {size} is more than max_seqs {executor.max_seqs} "
+                f"of executor {executor.name!r}",
+                ((*path, "max_seqs"),),
+            )
+        if tokens > executor.max_step_tokens:
+            yield Problem(
+                ("envelope", "max_batch_tokens"),
+                f"high {tokens} is more than max_step_tokens {executor.max_step_tokens} "
+                f"of executor {executor.name!r}",
+                ((*path, "max_step_tokens"),),
+            )
+        if isinstance(executor, ContinuousExecutor):
+            if 0 < executor.num_blocks < size:
+                yield Problem(
+                    (*path, "num_blocks"),
+                    f"{executor.num_blocks} blocks of KV hold fewer sequences than the high of "
+                    f"max_batch_size, {size}: each needs at least one",
+                    (("envelope", "max_batch_size"),),
+                )
+        elif executor.kv_tokens < size:
+            yield Problem(
+                (*path, "kv_tokens"),
+                f"{executor.kv_tokens} tokens of KV hold fewer sequences than the high of "
+                f"max_batch_size, {size}: each needs at least one",
+                (("envelope", "max_batch_size"),),
+            )
+    yield from _repeated(
+        "name", ((("executors", i, "name"), e.name) for i, e in enumerate(config.executors))
+    )
+    kinds = {executor.group: executor.kind for executor in reversed(config.executors)}
+    for index, executor in enumerate(config.executors):
+        if executor.kind != kinds[executor.group]:
+            yield Problem(
+                ("executors", index, "group"),
+                f"{executor.kind} cannot share the limits of group {executor.group!r}, "
+                f"which is {kinds[executor.group]}: give it a group of its own",
+                (("executors", index, "kind"),),
+            )
+
+
+def _tiers(config: Config) -> Iterator[Problem]:
+    tiers = config.tiers
+    size, wait = config.envelope.max_batch_size[1], config.envelope.wait_timeout
+    for name, tier in tiers.items():
+        path: Path = ("tiers", name)
+        targets = tier.targets
+        if targets is not None and (targets.ttft, targets.itl, targets.e2e) == (None, None, None):
+            yield Problem(
+                (*path, "targets"), "names no metric: give ttft, itl or e2e, or leave targets out"
+            )
+        if tier.max_seats is not None and tier.max_seats > size:
+            yield Problem(
+                (*path, "max_seats"),
+                f"{tier.max_seats} is more than the high of max_batch_size, {size}",
+                (("envelope", "max_batch_size"),),
+            )
+        if tier.wait_timeout is not None and not wait[0] <= tier.wait_timeout <= wait[1]:
+            low, high = format_duration(wait[0]), format_duration(wait[1])
+            yield Problem(
+                (*path, "wait_timeout"),
+                f"{format_duration(tier.wait_timeout)} is outside the envelope [{low}, {high}]",
+                (("envelope", "wait_timeout"),),
+            )
+        start, finish = tier.start_within, tier.finish_within
+        if start is not None and finish is not None and finish < start:
+            yield Problem(
+                (*path, "finish_within"),
+                f"{format_duration(finish)} is shorter than start_within, {format_duration(start)}",
+                ((*path, "start_within"),),
+            )
+    shares = {name: tier.min_share for name, tier in tiers.items()}
+    if sum(shares.values()) > 1 + 1e-9:
+        parts = " + ".join(f"{name} {share:g}" for name, share in shares.items() if share)
+        yield Problem(
+            ("tiers",),
+            f"min_share sums to {sum(shares.values()):g} ({parts}), at most 1 can be given",
+            tuple(("tiers", name, "min_share") for name in shares),
+        )
+    yield from _repeated(
+        "priority", ((("tiers", n, "priority"), t.priority) for n, t in tiers.items())
+    )
+    yield from _repeated(
+        "service_tier",
+        (
+            (("tiers", n, "service_tier"), t.service_tier)
+            for n, t in tiers.items()
+            if t.service_tier
+        ),
+    )
+
+
+def _queues(config: Config) -> Iterator[Problem]:
+    size, tokens = config.envelope.max_batch_size[1], config.envelope.max_batch_tokens[1]
+    body = config.server.max_body
+    for name, tier in config.tiers.items():
+        if tier.max_queue_requests < size:
+            yield Problem(
+                ("tiers", name, "max_queue_requests"),
+                f"{tier.max_queue_requests} waiting requests can never fill a batch of "
+                f"{size}, the high of max_batch_size",
+                (("envelope", "max_batch_size"),),
+            )
+        if tier.max_queue_tokens < tokens:
+            yield Problem(
+                ("tiers", name, "max_queue_tokens"),
+                f"{tier.max_queue_tokens} waiting tokens can never fill a step of "
+                f"{tokens}, the high of max_batch_tokens",
+                (("envelope", "max_batch_tokens"),),
+            )
+        if tier.max_queue_size < body:
+            yield Problem(
+                ("tiers", name, "max_queue_size"),
+                f"{format_size(tier.max_queue_size)} is less than server.max_body, "
+                f"{format_size(body)}: the longest body could never wait",
+                (("server", "max_body"),),
+            )
+
+
+def _auth(config: Config) -> Iterator[Problem]:
+    auth, known = config.auth, ", ".join(config.tiers)
+    if auth.default_tier not in config.tiers:
+        yield Problem(
+            ("auth", "default_tier"),
+            f"there is no tier {auth.default_tier!r}; there are {known}",
+            (("tiers",),),
+        )
+    for index, key in enumerate(auth.keys):
+        path: Path = ("auth", "keys", index)
+        if key.tier not in config.tiers:
+            yield Problem(
+                (*path, "tier"),
+                f"there is no tier {key.tier!r}; there are {known}",
+                (("tiers",),),
+            )
+        if (key.sha256 is None) == (key.env is None):
+            given = "neither" if key.env is None else "both"
+            yield Problem(
+                path,
+                f"key {key.name!r} needs one of sha256 and env, {given} is given",
+                ((*path, "sha256"), (*path, "env")),
+            )
+    indexed = list(enumerate(auth.keys))
+    yield from _repeated("name", ((("auth", "keys", i, "name"), k.name) for i, k in indexed))
+    yield from _repeated(
+        "sha256", ((("auth", "keys", i, "sha256"), k.sha256) for i, k in indexed if k.sha256)
+    )
+    if auth.admin_token_env is not None and auth.admin_token_sha256 is not None:
+        yield Problem(
+            ("auth", "admin_token_sha256"),
+            "is given beside admin_token_env: one of them is enough",
+            (("auth", "admin_token_env"),),
+        )
+    if not auth.keys and not is_loopback(config.server.host):
+        yield Problem(
+            ("server", "host"),
+            f"{config.server.host} is reachable from outside and auth.keys is empty: "
+            "bind 127.0.0.1, or name keys",
+            (("auth", "keys"),),
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that binds `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _control(config: Config) -> Iterator[Problem]:
+    control = config.control
+    spans = ("interval", "fast_window", "slow_window", "max_window")
+    for shorter, longer in pairwise(spans):
+        low, high = getattr(control, shorter), getattr(control, longer)
+        if high < low:
+            yield Problem(
+                ("control", longer),
+                f"{format_duration(high)} is shorter than {shorter}, {format_duration(low)}",
+                (("control", shorter),),
+            )
+    if control.interval == 0:
+        yield Problem(("control", "interval"), "0 would tick without end: write 250ms, for one")
+    if config.control.guard.reversals > config.control.guard.reversal_moves - 1:
+        yield Problem(
+            ("control", "guard", "reversals"),
+            f"{control.guard.reversals} changes of direction cannot be exceeded in "
+            f"{control.guard.reversal_moves} moves",
+            (("control", "guard", "reversal_moves"),),
+        )
+
+
+def _policies(config: Config) -> Iterator[Problem]:
+    policy = config.control.policy
+    path: Path = ("control", "policy")
+    for key, message in policy_problems(policy.type, policy.parameters):
+        inner: Path = ("type",) if key is None else ("parameters", key)
+        yield Problem((*path, *inner), message)
+    for _, message in policy_problems(config.control.fallback, {}):
+        yield Problem(("control", "fallback"), message)
+
+
+def _repeated(what: str, values: Iterable[tuple[Path, Hashable]]) -> Iterator[Problem]:
+    first: dict[Hashable, Path] = {}
+    for path, value in values:
+        if value in first:
+            other = first[value]
+            yield Problem(path, f"{what} {value} is taken by {dotted(other[:-1])}", (other,))
+        else:
+            first[value] = path
+
+
+def _shown(name: str, value: float) -> str:
+    return format_duration(value) if name == "wait_timeout" else str(value)

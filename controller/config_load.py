@@ -1,0 +1,131 @@
+"""How a configuration comes about: from defaults, file, environment and flags, all checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from controller.config import Config
+from controller.config_checks import cross_check
+from controller.config_messages import explain
+from controller.config_tree import Path, Place, Problem, Tree, dotted, overlay, read_yaml, step
+from controller.errors import ConfigError
+
+PREFIX = "HEADWAY__"
+
+
+def load(
+    path: FilePath | str | None,
+    *,
+    env: Mapping[str, str],
+    overrides: Mapping[str, str] | None = None,
+) -> Config:
+    """Read and check a configuration; each source overrules the one before it.
+
+    The defaults, the YAML file at `path` (None: no file), variables `HEADWAY__SECTION__KEY` of
+    `env`, `overrides` (dotted key to value, as flags give them). Values of the last two are read
+    as YAML. Raises ConfigError that lists every problem, one a line, as `place: key: what`.
+    """
+    tree = Tree() if path is None else _file(FilePath(path))
+    wrong = _lay_over(tree, env, overrides or {})
+    config, problems = check(tree)
+    wrong += [
+        f"{_at(tree.place(p.path))}: {dotted(p.path)}: {p.message}"
+        for p in sorted(problems, key=lambda p: tree.place(p.path))
+    ]
+    if wrong or config is None:
+        raise ConfigError("\n".join(wrong))
+    return config
+
+
+def _at(place: Place) -> str:
+    name, line = place
+    return f"{name}:{line}" if line else name
+
+
+def _file(path: FilePath) -> Tree:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: should be UTF-8 text: {error.reason}") from error
+    return read_yaml(text, name=str(path))
+
+
+def _lay_over(tree: Tree, env: Mapping[str, str], overrides: Mapping[str, str]) -> list[str]:
+    """Write variables and flags over the tree; what cannot be written is told."""
+    defaults = json.loads(Config().model_dump_json())
+    written = [
+        (name.removeprefix(PREFIX).split("__"), env[name], f"environment {name}")
+        for name in sorted(env, key=lambda name: (name.count("__"), name))
+        if name.startswith(PREFIX)
+    ]
+    written += [(key.split("."), text, f"flag {key}") for key, text in overrides.items()]
+    wrong = []
+    for parts, text, place in written:
+        try:
+            overlay(tree, _resolve(parts, tree, defaults), text, place=place, defaults=defaults)
+        except ConfigError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def _resolve(parts: list[str], tree: Tree, defaults: Any) -> Path:
+    """The path that these words mean: as the file or else the defaults spell its keys."""
+    path: list[str | int] = []
+    here: Any = tree.root
+    for part in parts:
+        level = here if isinstance(here, dict | list) else defaults
+        if isinstance(level, list) and part.isdigit():
+            key: str | int = int(part)
+        else:
+            names = [*(here if isinstance(here, dict) else ())]
+            names += [*(defaults if isinstance(defaults, dict) else ())]
+            key = next((name for name in names if _folded(name) == _folded(part)), part.lower())
+        path.append(key)
+        here, defaults = step(here, key), step(defaults, key)
+    return tuple(path)
+
+
+def _folded(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+def check(tree: Tree) -> tuple[Config | None, list[Problem]]:
+    """The configuration that a tree spells, or everything that is wrong with it.
+
+    Values that are wrong by themselves are set aside for the defaults, so that contradictions
+    between the others are found in the same pass.
+    """
+    config, problems = _validate(tree.root)
+    if config is not None:
+        found = cross_check(config)
+        return (None if found else config), found
+    for problem in problems:
+        tree.drop(problem.path)
+    config, _ = _validate(tree.root)
+    if config is not None:
+        dropped = [problem.path for problem in problems]
+        problems += [p for p in cross_check(config) if not _touches(p, dropped)]
+    return None, problems
+
+
+def _touches(problem: Problem, paths: list[Path]) -> bool:
+    """Whether a problem rests on a value that was set aside."""
+    return any(
+        mine[: len(path)] == path or path[: len(mine)] == mine
+        for mine in (problem.path, *problem.beside)
+        for path in paths
+    )
+
+
+def _validate(root: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
+    try:
+        return Config.model_validate(root, context={"written": True}), []
+    except ValidationError as error:
+        return None, [explain(detail, root) for detail in error.errors(include_url=False)]
