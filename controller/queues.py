@@ -42,10 +42,10 @@ class TierQueue:
     def __init__(self, tier: Tier, *, order: Order = fcfs) -> None:
         self.tier = tier
         self._order = order
-        self._serial = count()
+        self._places = count()
         self._heap: list[tuple[float, int, Request]] = []
         self._deadlines: list[tuple[float, int, Request]] = []
-        self._live: dict[str, int] = {}
+        self._live: dict[str, Request] = {}
         self._arrivals: deque[Request] = deque()
         self._unlate: deque[Request] = deque()
         self._late: set[str] = set()
@@ -90,6 +90,7 @@ class TierQueue:
         permit.size -= size
         self._hold(-1, -tokens, -size)
         self._sizes[request.id] = size
+        request.place = next(self._places)
         self._enter(request)
 
     def put_back(self, request: Request) -> None:
@@ -119,7 +120,9 @@ class TierQueue:
             if request.start_by is None or request.start_by > now:
                 break
             heapq.heappop(self._deadlines)
-            due.append(request)
+            # What has begun has met its start: only its end can still be late.
+            if not request.tokens:
+                due.append(request)
         return due
 
     def next_deadline(self) -> float | None:
@@ -137,7 +140,7 @@ class TierQueue:
         bound = self.tier.targets.start_s
         while bound is not None and self._unlate and self._unlate[0].arrival + bound < now:
             request = self._unlate.popleft()
-            if request.id in self._live:
+            if self._live.get(request.id) is request:
                 self._late.add(request.id)
         return len(self._late)
 
@@ -147,15 +150,13 @@ class TierQueue:
         self.reserved.size += size
 
     def _enter(self, request: Request) -> None:
-        serial = next(self._serial)
         request.state = State.QUEUED
-        self._live[request.id] = serial
+        self._live[request.id] = request
         self.tokens += request.work_tokens
         self.size += self._sizes[request.id]
-        heapq.heappush(self._heap, (self._order(request), serial, request))
-        # What has begun has met its start: only its end can still be late.
-        if request.start_by is not None and not request.tokens:
-            heapq.heappush(self._deadlines, (request.start_by, serial, request))
+        heapq.heappush(self._heap, (self._order(request), request.place, request))
+        if request.start_by is not None:
+            heapq.heappush(self._deadlines, (request.start_by, request.place, request))
         for line in (self._arrivals, self._unlate):
             if line and line[-1].arrival > request.arrival:
                 bisect.insort(line, request, key=fcfs)
@@ -163,25 +164,25 @@ class TierQueue:
                 line.append(request)
 
     def _trim(self, line: deque[Request]) -> None:
-        while line and line[0].id not in self._live:
+        while line and self._live.get(line[0].id) is not line[0]:
             line.popleft()
 
     def _compact(self) -> None:
         live = self._live
         for heap in (self._heap, self._deadlines):
-            heap[:] = [entry for entry in heap if live.get(entry[2].id) == entry[1]]
+            heap[:] = [entry for entry in heap if live.get(entry[2].id) is entry[2]]
             heapq.heapify(heap)
         for line in (self._arrivals, self._unlate):
-            kept = [request for request in line if request.id in live]
+            kept = [request for request in line if live.get(request.id) is request]
             line.clear()
             line.extend(kept)
 
 
-def _first(heap: list[tuple[float, int, Request]], live: dict[str, int]) -> Request | None:
-    """The first entry of a heap that still waits; those that left are dropped on the way."""
-    while heap:
-        _, serial, request = heap[0]
-        if live.get(request.id) == serial:
-            return request
+def _first(heap: list[tuple[float, int, Request]], live: dict[str, Request]) -> Request | None:
+    """The first entry of a heap that still waits; those that left are dropped on the way.
+
+    A request that left and came back may stand there twice, at the same place: that does no harm.
+    """
+    while heap and live.get(heap[0][2].id) is not heap[0][2]:
         heapq.heappop(heap)
-    return None
+    return heap[0][2] if heap else None
