@@ -1,0 +1,67 @@
+"""The instruments of one tier, executor or group, with its label filled in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import Counter, Gauge, Histogram
+
+Source = Literal["nvml", "busy", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierInstruments:
+    """What is counted for one tier, its label filled in. Times are seconds from arrival."""
+
+    offered: Counter
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    queue_requests: Gauge
+    queue_tokens: Gauge
+    queue_oldest_s: Gauge
+    queue_wait_s: Histogram
+    hold_s: Histogram
+    ttft_s: Histogram
+    itl_s: Histogram
+    e2e_s: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInstruments:
+    """What is counted for one executor, its label filled in."""
+
+    step_batch_size: Histogram
+    step_duration_s: Histogram
+    step_fill: Histogram
+    kv_usage: Gauge
+    kv_tokens: Gauge
+    ready: Gauge
+    restarts: Counter
+    running: Mapping[str, Gauge]
+    utilization: Mapping[Source, Gauge]
+
+    def show_utilization(self, value: float | None, source: Source | None) -> None:
+        """Show utilisation (0..1) under its source, and nothing under the others."""
+        for name, gauge in self.utilization.items():
+            show(gauge, value if name == source else None)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInstruments:
+    """The limits of one group of executors, its label filled in. Envelopes are [low, high]."""
+
+    batch_size: Gauge
+    batch_tokens: Gauge
+    wait_s: Gauge
+    envelope_batch_size: tuple[Gauge, Gauge]
+    envelope_batch_tokens: tuple[Gauge, Gauge]
+    envelope_wait_s: tuple[Gauge, Gauge]
+    epoch: Gauge
+
+
+def show(gauge: Gauge, value: float | None) -> None:
+    """Set a gauge; what is not known is NaN, never 0."""
+    gauge.set(math.nan if value is None else value)
