@@ -145,7 +145,7 @@ class Batcher:
         if incarnation != seats.incarnation or not seats.ready:
             return []
         for listener in self._listeners:
-            listener.stepped(executor, report, now)
+            listener.stepped(seats, report, now)
         streamed = []
         for tokens in report.tokens:
             seat = seats.find(tokens.request_id, tokens.attempt)

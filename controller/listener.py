@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controller.ledger import ExecutorSeats
 from controller.plan import Dispatch
 from controller.request import Ended, Request
 from executor.contract import Report
@@ -31,11 +32,11 @@ class Listener:
     def tokens(self, request: Request, count: int, gap_s: float, now: float) -> None:
         """The completion went on: `count` tokens, `gap_s` after the previous ones."""
 
-    def stepped(self, executor: str, report: Report, now: float) -> None:
-        """An executor did a step."""
+    def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        """An executor did a step; its seats are as they were during the step."""
 
     def given_back(self, request: Request, reason: str, now: float) -> None:
-        """A request lost its seat unfinished and waits again."""
+        """A request lost its seat unfinished and waits again; `request.executor` had it."""
 
     def ended(self, ended: Ended, now: float) -> None:
         """A request is over."""

@@ -1,0 +1,183 @@
+"""How long a step takes: learnt from every step, and honest about how well it is known.
+
+`time = a + b*context + c*min(n, knee) + c_above*max(0, n - knee) + d*prefill + e*squares` by
+non-negative least squares with exponential forgetting. Steps are regressed on what they held,
+never the other way round: regressing size on latency turns noise into bias.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from executor.contract import StepSample
+from policies.contract import StepEstimate
+
+# Published A100 profiles (DistServe) bend where attention stops being free.
+KNEE = 95
+# The model follows a change of hardware or workload within some thousand steps.
+HALF_LIFE_STEPS = 2000.0
+# When residuals drift off one way, the past is wrong and is forgotten ten times faster.
+DRIFT_HALF_LIFE_STEPS = 200.0
+_DRIFT_MEMORY = 0.98
+_ENOUGH = 20.0
+# Units that bring the columns to comparable size, so that the normal equations stay well posed.
+_SCALE = (1.0, 1e3, 1.0, 1.0, 1e2, 1e5)
+_SIZE = len(_SCALE)
+
+Matrix = list[list[float]]
+
+
+@dataclass(slots=True, eq=False)
+class StepModel:
+    """The running fit of one executor. One step is one sample."""
+
+    knee: int = KNEE
+    _moments: Matrix = field(default_factory=lambda: [[0.0] * _SIZE for _ in range(_SIZE)])
+    _answers: list[float] = field(default_factory=lambda: [0.0] * _SIZE)
+    _weight: float = 0.0
+    _rows: float = 0.0
+    _rows_squared: float = 0.0
+    _samples: int = 0
+    _variance: float = 0.0
+    _bias: float = 0.0
+    _fit: list[float] | None = None
+    _fresh: bool = False
+
+    def learn(self, sample: StepSample, *, steps: int = 1, weight: float = 1.0) -> None:
+        """Take in a step, or `steps` equal ones whose `duration_s` is that of all together.
+
+        `weight` above 1 is for a prior: a warm-up step counts like that many.
+        """
+        row, seconds = self._row(sample), sample.duration_s / steps
+        weight *= steps
+        if self._fit is not None:
+            weight *= self._note_residual(seconds - _dot(self._fit, row), steps)
+        self._forget(steps)
+        for i, value in enumerate(row):
+            if value:
+                share = weight * value
+                moments = self._moments[i]
+                for j, other in enumerate(row):
+                    moments[j] += share * other
+                self._answers[i] += share * seconds
+        self._weight += weight
+        self._rows += weight * sample.sequences
+        self._rows_squared += weight * sample.sequences**2
+        self._samples += steps
+        self._fresh = False
+        if self._fit is None and self._samples >= _ENOUGH:
+            self._solve()
+
+    def estimate(self) -> StepEstimate | None:
+        """The model as it is now; None before there is a step to go by."""
+        if not self._samples:
+            return None
+        fit = self._solve()
+        a, b, c, c_above, d, e = (value / unit for value, unit in zip(fit, _SCALE, strict=True))
+        return StepEstimate(
+            a=a,
+            b=b,
+            c=c,
+            # Nothing was seen beyond the knee: then it goes on as before it.
+            c_above=c_above if self._moments[3][3] > 0 else c,
+            knee=self.knee,
+            d=d,
+            e=e,
+            sigma_s=math.sqrt(self._variance),
+            samples=self._samples,
+            identifiable=self._identifiable(),
+        )
+
+    def _row(self, sample: StepSample) -> list[float]:
+        above = max(0, sample.sequences - self.knee)
+        return [
+            1.0,
+            sample.context_tokens / _SCALE[1],
+            float(sample.sequences - above),
+            float(above),
+            sample.prefill_tokens / _SCALE[4],
+            sample.prefill_squares / _SCALE[5],
+        ]
+
+    def _note_residual(self, residual: float, steps: int) -> float:
+        """Follow spread and drift; answers the weight of the sample: 1, less for an outlier.
+
+        Huber's weight at 3 sigma: a hiccup of the machine is no property of the step.
+        """
+        sigma = math.sqrt(self._variance)
+        outlier = 0 < 3 * sigma < abs(residual)
+        weight = 3 * sigma / abs(residual) if outlier else 1.0
+        keep = _DRIFT_MEMORY**steps
+        self._variance = keep * self._variance + (1 - keep) * weight * residual**2
+        self._bias = keep * self._bias + (1 - keep) * residual
+        return weight
+
+    def _forget(self, steps: int) -> None:
+        drifting = abs(self._bias) > math.sqrt(self._variance) * 0.5 > 0
+        keep = 0.5 ** (steps / (DRIFT_HALF_LIFE_STEPS if drifting else HALF_LIFE_STEPS))
+        for row in self._moments:
+            for j in range(_SIZE):
+                row[j] *= keep
+        self._answers = [value * keep for value in self._answers]
+        self._weight *= keep
+        self._rows *= keep
+        self._rows_squared *= keep
+
+    def _identifiable(self) -> bool:
+        """Whether sizes varied enough to tell what a sequence costs from what a step costs."""
+        if self._weight < _ENOUGH:
+            return False
+        mean = self._rows / self._weight
+        spread = math.sqrt(max(0.0, self._rows_squared / self._weight - mean**2))
+        return spread > max(0.5, 0.1 * mean)
+
+    def _solve(self) -> list[float]:
+        if self._fit is None or not self._fresh:
+            self._fit, self._fresh = _non_negative(self._moments, self._answers), True
+        return self._fit
+
+
+def _non_negative(moments: Matrix, answers: list[float]) -> list[float]:
+    """Least squares with coefficients >= 0, by dropping the most negative until none is.
+
+    The backward half of Lawson and Hanson's active set method (1974): exact for columns that are
+    not strongly opposed, and cheap enough for every tick.
+    """
+    active = [i for i in range(_SIZE) if moments[i][i] > 0]
+    while active:
+        solution = _gauss(
+            [
+                [moments[i][j] + (1e-6 * moments[i][i] if i == j else 0.0) for j in active]
+                for i in active
+            ],
+            [answers[i] for i in active],
+        )
+        worst = min(range(len(active)), key=lambda k: solution[k] * moments[active[k]][active[k]])
+        if solution[worst] >= 0:
+            found = dict(zip(active, solution, strict=True))
+            return [found.get(i, 0.0) for i in range(_SIZE)]
+        del active[worst]
+    return [0.0] * _SIZE
+
+
+def _gauss(matrix: Matrix, answers: list[float]) -> list[float]:
+    """Solve a small positive definite system by elimination."""
+    size = len(answers)
+    rows = [[*row, answer] for row, answer in zip(matrix, answers, strict=True)]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda k: abs(rows[k][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for k in range(i + 1, size):
+            factor = rows[k][i] / rows[i][i]
+            if factor:
+                rows[k] = [x - factor * y for x, y in zip(rows[k], rows[i], strict=True)]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i]
+    return solution
+
+
+def _dot(left: list[float], right: list[float]) -> float:
+    return sum(x * y for x, y in zip(left, right, strict=True))
