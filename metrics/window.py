@@ -91,7 +91,7 @@ class Histogram:
 S = TypeVar("S")
 
 
-class _Slots(Generic[S]):
+class Slots(Generic[S]):
     """Slots of equal length in time, one for each epoch seen in it; old ones are forgotten."""
 
     def __init__(self, make: Callable[[], S], *, resolution_s: float, horizon_s: float) -> None:
@@ -131,7 +131,7 @@ class Window:
     """
 
     def __init__(self, *, resolution_s: float, horizon_s: float = 60.0) -> None:
-        self._slots = _Slots(Histogram, resolution_s=resolution_s, horizon_s=horizon_s)
+        self._slots = Slots(Histogram, resolution_s=resolution_s, horizon_s=horizon_s)
 
     def add(self, value: float, now: float, *, epoch: int = 0) -> None:
         """Count one sample, seen at `now`. Raises ValueError for a value that is no duration."""
@@ -181,7 +181,7 @@ class RollingSum:
     """The sum of amounts (events, tokens, seconds) of the last while; slots as in `Window`."""
 
     def __init__(self, *, resolution_s: float, horizon_s: float = 60.0, started: float) -> None:
-        self._slots = _Slots(_Amount, resolution_s=resolution_s, horizon_s=horizon_s)
+        self._slots = Slots(_Amount, resolution_s=resolution_s, horizon_s=horizon_s)
         self._resolution_s = resolution_s
         self._started = started
 
