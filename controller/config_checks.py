@@ -256,8 +256,7 @@ def _policies(config: Config) -> Iterator[Problem]:
     policy = config.control.policy
     path: Path = ("control", "policy")
     for key, message in policy_problems(policy.type, policy.parameters):
-        inner: Path = ("type",) if key is None else ("parameters", key)
-        yield Problem((*path, *inner), message)
+        yield Problem(path if key is None else (*path, "parameters", key), message)
     for _, message in policy_problems(config.control.fallback, {}):
         yield Problem(("control", "fallback"), message)
 

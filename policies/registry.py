@@ -1,7 +1,89 @@
 """Which policies there are, and how one is built from its type and parameters."""
 
 from __future__ import annotations
-from collections.abc import Mapping
+
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import Any
-def problems(type: str, parameters: Mapping[str, Any]) -> list[tuple[str | None, str]]:
-    return []
+
+from policies.contract import Policy
+from policies.parameters import check
+
+TYPES: Mapping[str, str] = {
+    "static": "policies.static:Static",
+    "threshold": "policies.threshold:Threshold",
+    "aimd": "policies.aimd:Aimd",
+}
+ENTRY_POINTS = "headway.policies"
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be built; the message says why and what would do."""
+
+
+def types() -> Mapping[str, str]:
+    """Every type by name, as `module:Class`: the table, then what installed packages add."""
+    added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    return {**added, **TYPES}
+
+
+def load(name: str) -> type[Any]:
+    """The class of a policy: a name of the table or of an entry point, or `module:Class`.
+
+    Raises PolicyError, naming the nearest known type, the module that cannot be imported, or what
+    the class lacks.
+    """
+    target = name if ":" in name else TYPES.get(name) or types().get(name)
+    if target is None:
+        near = get_close_matches(name, types(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(types())}"
+        raise PolicyError(f"unknown policy {name!r}; {hint} (your own: module:Class)")
+    module_name, _, class_name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    # Whatever a foreign module raises while it is imported is a fault of that module.
+    except Exception as error:
+        raise PolicyError(
+            f"{module_name} of policy {name!r} cannot be imported: {error}"
+        ) from error
+    policy: Any = getattr(module, class_name, None)
+    for lack in _lacks(policy):
+        raise PolicyError(f"{class_name!r} in {module_name} is no policy: {lack}")
+    return policy
+
+
+def _lacks(policy: Any) -> Iterator[str]:
+    if not isinstance(policy, type):
+        yield "there is no such class"
+    elif not callable(getattr(policy, "decide", None)):
+        yield "it has no method decide(signals, limits)"
+    elif not dataclasses.is_dataclass(getattr(policy, "Parameters", None)):
+        yield "its attribute Parameters should be a frozen dataclass"
+
+
+def problems(name: str, parameters: Mapping[str, Any]) -> list[tuple[str | None, str]]:
+    """What is wrong with a type and its parameters, as pairs of key and message.
+
+    The key names a parameter; None stands for the type, or for all parameters together.
+    """
+    try:
+        policy = load(name)
+    except PolicyError as error:
+        return [(None, str(error))]
+    return check(policy.Parameters, parameters)
+
+
+def build(name: str, parameters: Mapping[str, Any]) -> Policy:
+    """A policy of this type with these parameters; those left out keep their defaults.
+
+    Raises PolicyError that lists everything that is wrong.
+    """
+    if wrong := problems(name, parameters):
+        told = "; ".join(message if key is None else f"{key}: {message}" for key, message in wrong)
+        raise PolicyError(f"policy {name!r}: {told}")
+    policy = load(name)
+    built: Policy = policy(policy.Parameters(**parameters))
+    return built

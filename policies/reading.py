@@ -1,0 +1,68 @@
+"""What several policies read from signals in the same way, and how they put it into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from policies.contract import Limits, Signals, Utilization, Verdict
+
+
+def verdicts_on_itl(signals: Signals) -> Iterator[tuple[str, Verdict]]:
+    """Tier and verdict of every target on inter-token latency that has samples."""
+    for tier in signals.tiers:
+        for verdict in tier.verdicts:
+            if verdict.metric == "itl" and verdict.samples > 0:
+                yield tier.name, verdict
+
+
+def size_bound(signals: Signals) -> float | None:
+    """Fraction of steps in which `max_batch_size` was reached, of the executor most bound.
+
+    The most bound counts because the limit is the same for all, and that one is held up by it.
+    """
+    known = [e.size_bound for e in signals.executors if e.ready and e.size_bound is not None]
+    return max(known, default=None)
+
+
+def queued_per_seat(signals: Signals, limits: Limits) -> float | None:
+    """Waiting requests over seats of the executors that are ready; None when none is."""
+    seats = limits.max_batch_size * sum(executor.ready for executor in signals.executors)
+    return sum(tier.queued for tier in signals.tiers) / seats if seats else None
+
+
+def throughput(signals: Signals) -> float | None:
+    """Tokens per second of all executors together; None when none is known."""
+    known = [e.tokens_per_s for e in signals.executors if e.tokens_per_s is not None]
+    return sum(known) if known else None
+
+
+def utilization(signals: Signals) -> Utilization | None:
+    """Of the busiest device that has the best source there is (a counter before a stand-in)."""
+    known = [e.utilization for e in signals.executors if e.ready and e.utilization is not None]
+    counters = [given for given in known if given.source != "busy"]
+    return max(counters or known, key=lambda given: given.value, default=None)
+
+
+def with_size(limits: Limits, size: int, *, wait_timeout_s: float | None = None) -> Limits:
+    """Limits with another B (at least 1), with T not below it, and with another W where given."""
+    size = max(1, size)
+    return replace(
+        limits,
+        max_batch_size=size,
+        max_batch_tokens=max(limits.max_batch_tokens, size),
+        wait_timeout_s=limits.wait_timeout_s if wait_timeout_s is None else wait_timeout_s,
+    )
+
+
+def move(name: str, before: int, after: int) -> str:
+    """A limit's move in words: `B 16 -> 14`, or `B stays 16`."""
+    return f"{name} stays {before}" if before == after else f"{name} {before} -> {after}"
+
+
+def itl_in_words(tier: str, verdict: Verdict) -> str:
+    """A verdict in words: `paid ITL 163 ms over 150 ms in 12 of 40 requests`."""
+    target = f"{verdict.target_s * 1e3:.0f} ms"
+    value = "" if verdict.value_s is None else f" {verdict.value_s * 1e3:.0f} ms,"
+    value = value.removesuffix(",") if verdict.state == "breach" else value
+    return f"{tier} ITL{value} over {target} in {verdict.misses} of {verdict.samples} requests"
