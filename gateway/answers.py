@@ -1,0 +1,137 @@
+"""What an answer looks like on the wire: whole answers, and the events of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec.json import encode
+
+Kind = Literal["chat", "completion"]
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every part of one answer repeats. `created` is unix time in seconds."""
+
+    kind: Kind
+    id: str
+    created: int
+    model: str
+    service_tier: str
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one HTTP request: its prompts once each, however many choices they have."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """As the API has it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One completion that is done. `finish_reason` is "stop" or "length"."""
+
+    index: int
+    text: str
+    finish_reason: str
+
+
+def whole(heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
+    """A whole answer as JSON."""
+    return encode(
+        {
+            "id": heading.id,
+            "object": "chat.completion" if heading.kind == "chat" else "text_completion",
+            "created": heading.created,
+            "model": heading.model,
+            "service_tier": heading.service_tier,
+            "choices": [_whole_choice(heading.kind, choice) for choice in choices],
+            "usage": usage.to_json(),
+        }
+    )
+
+
+class Chunks:
+    """The events of one choice of a stream. What they repeat is serialised once.
+
+    With `usage_follows`, every event but the last says `"usage": null`, as OpenAI's do.
+    """
+
+    __slots__ = ("_head", "_index", "_kind", "_tail", "text_after", "text_before")
+
+    def __init__(self, heading: Heading, index: int, *, usage_follows: bool) -> None:
+        self._kind = heading.kind
+        self._index = index
+        self._head = b"data: " + _head(heading)
+        self._tail = b',"usage":null}\n\n' if usage_follows else b"}\n\n"
+        before = '"delta":{"content":' if heading.kind == "chat" else '"text":'
+        after = "}" if heading.kind == "chat" else ""
+        self.text_before = self._head + f'[{{"index":{index},{before}'.encode()
+        self.text_after = f'{after},"logprobs":null,"finish_reason":null}}]'.encode() + self._tail
+
+    def role(self) -> bytes:
+        """The first event of a chat; a text completion has none."""
+        if self._kind != "chat":
+            return b""
+        return self._choice({"delta": {"role": "assistant", "content": ""}}, None)
+
+    def text(self, text: str) -> bytes:
+        """An event with more text."""
+        return b"%b%b%b" % (self.text_before, encode(text), self.text_after)
+
+    def finish(self, reason: str) -> bytes:
+        """The last event of the choice."""
+        return self._choice({"delta": {}} if self._kind == "chat" else {"text": ""}, reason)
+
+    def _choice(self, content: dict[str, Any], reason: str | None) -> bytes:
+        choice = {"index": self._index, **content, "logprobs": None, "finish_reason": reason}
+        return self._head + encode([choice]) + self._tail
+
+
+def usage_event(heading: Heading, usage: Usage) -> bytes:
+    """The event after the last choice, when the client asked for it."""
+    return b'data: %b[],"usage":%b}\n\n' % (_head(heading), encode(usage.to_json()))
+
+
+def error_event(error: bytes) -> bytes:
+    """An error object as an event; nothing comes after it."""
+    return b"data: %b\n\n" % error
+
+
+def _head(heading: Heading) -> bytes:
+    """An event up to the value of "choices"."""
+    record = {
+        "id": heading.id,
+        "object": "chat.completion.chunk" if heading.kind == "chat" else "text_completion",
+        "created": heading.created,
+        "model": heading.model,
+        "service_tier": heading.service_tier,
+    }
+    return encode(record)[:-1] + b',"choices":'
+
+
+def _whole_choice(kind: Kind, choice: Choice) -> dict[str, Any]:
+    content: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": choice.text}}
+        if kind == "chat"
+        else {"text": choice.text}
+    )
+    return {
+        "index": choice.index,
+        **content,
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+    }

@@ -1,0 +1,155 @@
+"""The HTTP application: its routes, and what happens at its edge to every request and error."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from controller.errors import (
+    HeadwayError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+)
+from gateway import request_ids
+from gateway.admin import Admin
+from gateway.auth import AdminDoor, ClientKey, Keyring, Secret
+from gateway.failures import error_response
+from gateway.openai import Completions
+from gateway.preparing import Preparer
+from gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from gateway.contract import Desk
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# An idle connection is kept this long: longer than a load balancer in front would (60 s).
+_IDLE_CONNECTION_S = 75.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the routes: the keys of clients, and the admin's token."""
+
+    keys: tuple[ClientKey, ...] = ()
+    admin_token: Secret | None = None
+
+
+def build_app(
+    desk: Desk,
+    settings: GatewaySettings,
+    *,
+    access: Access,
+    environ: Mapping[str, str],
+    preparer: Preparer,
+) -> web.Application:
+    """The application in front of a desk. Serve it with `runner_of`; it closes the preparer.
+
+    Secrets that are named by a variable are looked up in `environ`. Raises ConfigError.
+    """
+    keyring = Keyring(access.keys, default_tier=settings.default_tier, environ=environ)
+    door = AdminDoor(access.admin_token, keys_exist=len(keyring) > 0, environ=environ)
+    completions = Completions(desk, settings, keyring=keyring, preparer=preparer)
+    admin = Admin(desk, door)
+    app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
+    app.on_cleanup.append(preparer.close)
+    app.router.add_post("/v1/chat/completions", completions.chat)
+    app.router.add_post("/v1/completions", completions.completion)
+    app.router.add_get("/v1/models", completions.models)
+    app.router.add_get("/v1/models/{id:.+}", completions.model)
+    app.router.add_get("/health", admin.health)
+    app.router.add_get("/healthz", admin.health)
+    app.router.add_get("/readyz", admin.ready)
+    app.router.add_get("/metrics", admin.metrics)
+    app.router.add_get("/admin/state", admin.state)
+    app.router.add_get("/admin/decisions", admin.decisions)
+    app.router.add_get("/admin/requests/{id}", admin.request)
+    app.router.add_put("/admin/limits", admin.set_limits)
+    app.router.add_get("/", _index)
+    return app
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """How the application must be run: a client that goes away cancels its handler at once."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=_IDLE_CONNECTION_S,
+    )
+
+
+@web.middleware
+async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every request its id, and every error the shape that clients read."""
+    request_id = request_ids.request_id_of(request)
+    try:
+        response = await handler(request)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        # Part of an answer is out: there is no place for another status.
+        if request.writer.output_size > 0:
+            raise
+        response = _failure(request, error, request_id)
+    if not response.prepared:
+        response.headers[request_ids.HEADER] = request_id
+    return response
+
+
+def _failure(request: web.Request, error: Exception, request_id: str) -> web.Response:
+    if isinstance(error, HeadwayError):
+        return error_response(error)
+    if isinstance(error, web.HTTPException):
+        response = error_response(_explained(request, error))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    if isinstance(error, web.RequestPayloadError):
+        return error_response(InvalidRequest(f"the body cannot be read: {error}"))
+    structlog.get_logger("headway.gateway").error(
+        "request failed",
+        method=request.method,
+        path=request.path,
+        request_id=request_id,
+        exc_info=error,
+    )
+    return error_response(HeadwayError("something went wrong here; see the server's log"))
+
+
+def _explained(http: web.Request, error: web.HTTPException) -> HeadwayError:
+    if error.status == 404:
+        return NotFound(f"there is nothing at {http.path}; GET / lists what there is")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return MethodNotAllowed(f"{http.method} is not possible on {http.path}, use {allowed}")
+    if error.status == 413:
+        return PayloadTooLarge(f"the body is longer than {http.client_max_size} bytes")
+    if error.status < 500:
+        refused = InvalidRequest(error.reason)
+        refused.status = error.status
+        return refused
+    return HeadwayError(error.reason)
+
+
+async def _index(_http: web.Request) -> web.Response:
+    """`GET /`: where everything is."""
+    routes = {
+        "chat": "POST /v1/chat/completions",
+        "completions": "POST /v1/completions",
+        "models": "GET /v1/models",
+        "health": "GET /healthz, /readyz",
+        "metrics": "GET /metrics",
+        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; PUT /admin/limits",
+    }
+    return web.Response(
+        body=msgspec.json.encode({"server": "headway", "routes": routes}),
+        content_type="application/json",
+    )

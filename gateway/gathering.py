@@ -1,0 +1,82 @@
+"""Where tokens go when an answer is sent whole: the choices are gathered until the last is done."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.errors import HeadwayError
+from controller.request import Ended, Outcome
+from gateway.answers import Choice, Usage
+from gateway.detokenise import Pieces
+from gateway.failures import failure_of
+from gateway.siblings import Siblings
+
+
+class Gathering:
+    """The choices of one answer. `done` gets them all in order, or fails with the first failure."""
+
+    __slots__ = ("_choices", "_expected", "_siblings", "done")
+
+    def __init__(self, siblings: Siblings, choices: int) -> None:
+        self.done: asyncio.Future[list[Choice]] = asyncio.get_running_loop().create_future()
+        self._choices: list[Choice] = []
+        self._siblings = siblings
+        self._expected = choices
+
+    def put(self, choice: Choice) -> None:
+        """One more is done."""
+        self._choices.append(choice)
+        if len(self._choices) == self._expected and not self.done.done():
+            self.done.set_result(sorted(self._choices, key=lambda one: one.index))
+
+    def fail(self, error: HeadwayError) -> None:
+        """One failed, and so does the answer."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self._siblings.cancel("sibling_failed")
+
+    def abandon(self) -> None:
+        """Nobody waits any more: whatever comes is dropped."""
+        self.done.cancel()
+
+
+class WholeChoice:
+    """The sink of one choice of an answer that goes out whole."""
+
+    __slots__ = ("_gathering", "_id", "_index", "_pieces", "_siblings", "_text", "_usage")
+
+    def __init__(
+        self,
+        request_id: str,
+        gathering: Gathering,
+        *,
+        siblings: Siblings,
+        index: int,
+        pieces: Pieces,
+        usage: Usage,
+    ) -> None:
+        self._id = request_id
+        self._gathering = gathering
+        self._siblings = siblings
+        self._index = index
+        self._pieces = pieces
+        self._usage = usage
+        self._text = ""
+
+    def on_tokens(self, ids: list[int], now: float) -> None:
+        """See Sink."""
+        pieces = self._pieces
+        if pieces.stopped:
+            return
+        self._usage.completion_tokens += len(ids)
+        self._text += pieces.push(ids)
+        if pieces.stopped:
+            self._siblings.stop(self._id)
+
+    def on_end(self, ended: Ended) -> None:
+        """See Sink."""
+        if ended.outcome is Outcome.FINISHED:
+            text = self._text + self._pieces.finish()
+            self._gathering.put(Choice(self._index, text, ended.reason))
+        else:
+            self._gathering.fail(failure_of(ended))

@@ -1,0 +1,247 @@
+"""The OpenAI routes: from a request's body to requests at the desk, and back to an answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import hdrs, web
+
+from controller.errors import InvalidRequest, ModelNotFound, NotReady
+from controller.request import Request
+from gateway.answers import Heading, Kind, Usage
+from gateway.auth import Keyring, choose_tier
+from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody
+from gateway.detokenise import StoppingText
+from gateway.parameters import clip_seed, wanted_tokens
+from gateway.preparing import Prepared, Preparer
+from gateway.prompts import prompt_count
+from gateway.request_ids import request_id_of
+from gateway.responders import Responder, StreamResponder, WholeResponder
+from gateway.settings import GatewaySettings
+from gateway.siblings import Siblings
+
+if TYPE_CHECKING:
+    from controller.queues import Permit
+    from executor.contract import Capacity
+    from gateway.contract import Desk
+
+# A guess for the queue's bound, before tokenising.
+_BYTES_A_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One HTTP request as far as it is known before its prompt is looked at."""
+
+    heading: Heading
+    body: Body
+    size: int
+    client: str
+    tier: str
+    choices: int
+    arrival: float
+    arrived_at: float
+
+
+class Completions:
+    """Handlers of the routes under `/v1`."""
+
+    def __init__(
+        self, desk: Desk, settings: GatewaySettings, *, keyring: Keyring, preparer: Preparer
+    ) -> None:
+        self._desk = desk
+        self._settings = settings
+        self._keyring = keyring
+        self._preparer = preparer
+        self._chats = BodyReader(ChatBody)
+        self._texts = BodyReader(CompletionBody)
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        return await self._complete(http, "chat", self._chats)
+
+    async def completion(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        return await self._complete(http, "completion", self._texts)
+
+    async def models(self, http: web.Request) -> web.Response:
+        """`GET /v1/models`."""
+        self._keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
+        models = [self._model(name) for name in self._settings.models]
+        return _json({"object": "list", "data": models})
+
+    async def model(self, http: web.Request) -> web.Response:
+        """`GET /v1/models/{id}`; an id may contain slashes."""
+        self._keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
+        return _json(self._model(self._served(http.match_info["id"])))
+
+    # --- the life of a request --------------------------------------------------------------
+
+    async def _complete(
+        self, http: web.Request, kind: Kind, reader: BodyReader[Any]
+    ) -> web.StreamResponse:
+        asked = await self._read(http, kind, reader)
+        permit = self._reserve(asked)
+        try:
+            model, capacity = self._desk.model()
+            prepared = await self._preparer.prepare(
+                asked.body, model, capacity=capacity, size=asked.size
+            )
+            siblings = Siblings(self._desk)
+            responder = self._responder(http, asked, prepared, siblings=siblings)
+            try:
+                self._offer(asked, prepared, permit, responder=responder, siblings=siblings)
+                return await responder.respond(http)
+            except BaseException:
+                responder.abandon()
+                siblings.cancel("disconnect")
+                raise
+        finally:
+            self._desk.give_back(permit)
+
+    async def _read(self, http: web.Request, kind: Kind, reader: BodyReader[Any]) -> Asked:
+        arrival, arrived_at = self._desk.now(), time.time()
+        caller = self._keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
+        raw = await http.read()
+        body = reader.read(raw)
+        tier = choose_tier(body.service_tier, caller, self._settings.tiers)
+        heading = Heading(
+            kind=kind,
+            id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}",
+            created=int(arrived_at),
+            model=self._served(body.model),
+            service_tier=self._settings.tiers[tier].service_tier,
+        )
+        return Asked(
+            heading=heading,
+            body=body,
+            size=len(raw),
+            client=caller.client,
+            tier=tier,
+            choices=self._choices(body),
+            arrival=arrival,
+            arrived_at=arrived_at,
+        )
+
+    def _reserve(self, asked: Asked) -> Permit:
+        """Places in the queue, before anything that costs time."""
+        wanted = wanted_tokens(asked.body)
+        new_tokens = self._settings.expected_new_tokens if wanted is None else wanted
+        capacity = self._capacity()
+        if capacity is not None:
+            new_tokens = min(new_tokens, capacity.max_context_tokens)
+        prompt_tokens = asked.size // _BYTES_A_TOKEN * (asked.body.n or 1)
+        return self._desk.reserve(
+            asked.tier,
+            requests=asked.choices,
+            tokens=prompt_tokens + new_tokens * asked.choices,
+            size=asked.size,
+        )
+
+    def _responder(
+        self, http: web.Request, asked: Asked, prepared: Prepared, *, siblings: Siblings
+    ) -> Responder:
+        usage = Usage(sum(len(prompt) for prompt, _ in prepared.prompts))
+        if not asked.body.stream:
+            return WholeResponder(asked.heading, siblings, usage, choices=asked.choices)
+        options = asked.body.stream_options
+        return StreamResponder(
+            asked.heading,
+            siblings,
+            usage,
+            choices=asked.choices,
+            include_usage=bool(options is not None and options.include_usage),
+            settings=self._settings,
+            request_id=request_id_of(http),
+        )
+
+    def _offer(
+        self,
+        asked: Asked,
+        prepared: Prepared,
+        permit: Permit,
+        *,
+        responder: Responder,
+        siblings: Siblings,
+    ) -> None:
+        plan = self._settings.tiers[asked.tier]
+        body, sampling, stops = asked.body, prepared.sampling, prepared.stops
+        unbounded = wanted_tokens(body) is None
+        for index in range(asked.choices):
+            prompt, new_tokens = prepared.prompts[index // (body.n or 1)]
+            if index:
+                seed = clip_seed(prepared.sampling.seed + index)
+                sampling = msgspec.structs.replace(sampling, seed=seed)
+            request = Request(
+                id=asked.heading.id if asked.choices == 1 else f"{asked.heading.id}-{index}",
+                tier=asked.tier,
+                client=asked.client,
+                prompt=prompt,
+                max_new_tokens=new_tokens,
+                sampling=sampling,
+                arrival=asked.arrival,
+                arrived_at=asked.arrived_at,
+                start_by=_later(asked.arrival, plan.start_within_s),
+                finish_by=_later(asked.arrival, plan.finish_within_s),
+                expected_new_tokens=(
+                    min(new_tokens, self._settings.expected_new_tokens) if unbounded else None
+                ),
+            )
+            pieces = responder.pieces(prepared.language, stops=bool(stops))
+            if stops:
+                pieces = StoppingText(pieces, stops, min_tokens=sampling.min_tokens)
+            siblings.add(request.id)
+            self._desk.offer(request, permit, responder.sink(request.id, index, pieces))
+
+    # --- checks -----------------------------------------------------------------------------
+
+    def _choices(self, body: Body) -> int:
+        choices = (body.n or 1) * prompt_count(body)
+        if choices > self._settings.max_choices:
+            raise InvalidRequest(
+                f"n: {body.n or 1} for each of {prompt_count(body)} prompts are {choices} "
+                f"completions, at most {self._settings.max_choices} are served together",
+                param="n" if (body.n or 1) > 1 else "prompt",
+            )
+        return choices
+
+    def _served(self, name: str | None) -> str:
+        models = self._settings.models
+        if name is None:
+            return models[0]
+        if name not in models:
+            raise ModelNotFound(
+                f"model {name!r} is not served here; use {' or '.join(models)}", param="model"
+            )
+        return name
+
+    def _model(self, name: str) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": self._settings.created,
+            "owned_by": "headway",
+        }
+        capacity = self._capacity()
+        if capacity is not None:
+            record["max_model_len"] = min(capacity.max_context_tokens, capacity.kv_tokens)
+        return record
+
+    def _capacity(self) -> Capacity | None:
+        """None while the model still loads: clients list models before that."""
+        try:
+            return self._desk.model()[1]
+        except NotReady:
+            return None
+
+
+def _later(arrival: float, within_s: float | None) -> float | None:
+    return None if within_s is None else arrival + within_s
+
+
+def _json(record: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(record), content_type="application/json")

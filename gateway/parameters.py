@@ -1,0 +1,131 @@
+"""What the parameters of a body ask for, once their values are checked against what can be done."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from controller.errors import InvalidRequest, UnsupportedParameter
+from executor.contract import Feature, Sampling
+from gateway.bodies import Body, ChatBody, CompletionBody
+
+_MAX_STOPS = 4
+# Every new piece of text is compared with the beginnings of every stop string.
+_MAX_STOP_CHARS = 1024
+_COMPLETION_TOKENS = 16  # OpenAI's default for text completions
+_SEED_BITS = 63
+
+# What needs a feature, and the values that ask for nothing: those are fine anywhere.
+_NEEDS: tuple[tuple[str, Feature, tuple[Any, ...]], ...] = (
+    ("temperature", Feature.TEMPERATURE, (None, 0, 1)),
+    ("top_p", Feature.TOP_P, (None, 1)),
+    ("top_k", Feature.TOP_K, (None, 0, -1)),
+    ("min_p", Feature.MIN_P, (None, 0)),
+    ("seed", Feature.SEED, (None,)),
+    ("min_tokens", Feature.MIN_TOKENS, (None, 0)),
+    ("ignore_eos", Feature.IGNORE_EOS, (None, False)),
+    ("stop_token_ids", Feature.STOP_TOKEN_IDS, (None, [])),
+    ("presence_penalty", Feature.PENALTIES, (None, 0)),
+    ("frequency_penalty", Feature.PENALTIES, (None, 0)),
+    ("repetition_penalty", Feature.PENALTIES, (None, 1)),
+    ("logit_bias", Feature.LOGIT_BIAS, (None, {})),
+)
+_CHAT_NEEDS = (
+    ("logprobs", Feature.LOGPROBS, (None, False)),
+    ("top_logprobs", Feature.LOGPROBS, (None, 0)),
+)
+_COMPLETION_NEEDS = (("echo", Feature.ECHO, (None, False)),)
+
+
+def check_supported(body: Body, features: frozenset[Feature]) -> None:
+    """Raise UnsupportedParameter for what this executor, or this server, cannot honour."""
+    needs = _NEEDS + (_CHAT_NEEDS if isinstance(body, ChatBody) else _COMPLETION_NEEDS)
+    for name, feature, neutral in needs:
+        if (value := getattr(body, name)) not in neutral and feature not in features:
+            hint = ", ".join(repr(one) for one in neutral if one is not None)
+            _refuse(name, value, f"leave it out{f' or set it to {hint}' if hint else ''}")
+    if isinstance(body, ChatBody):
+        _check_chat(body)
+    elif isinstance(body, CompletionBody):
+        _check_completion(body, features)
+
+
+def sampling_of(body: Body, features: frozenset[Feature], *, max_new_tokens: int) -> Sampling:
+    """How tokens are chosen. Without a seed one is drawn, so that a resume continues the same."""
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_new_tokens:
+        raise InvalidRequest(
+            f"min_tokens: {min_tokens} is more than the {max_new_tokens} tokens that may come",
+            param="min_tokens",
+        )
+    # An executor that can only take the likeliest token does that for the default of 1, too.
+    temperature = 1.0 if body.temperature is None else body.temperature
+    seed = random.getrandbits(_SEED_BITS) if body.seed is None else body.seed
+    return Sampling(
+        temperature=temperature if Feature.TEMPERATURE in features else 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        seed=clip_seed(seed),
+        min_tokens=min_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+    )
+
+
+def clip_seed(seed: int) -> int:
+    """A seed as executors take them: 0 up to 2**63 - 1."""
+    return seed & ((1 << _SEED_BITS) - 1)
+
+
+def stops_of(body: Body) -> tuple[str, ...]:
+    """The stop strings. Raises InvalidRequest."""
+    if body.stop is None:
+        return ()
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if len(stops) > _MAX_STOPS:
+        raise InvalidRequest(
+            f"stop: {len(stops)} stop strings, use up to {_MAX_STOPS}", param="stop"
+        )
+    for stop in stops:
+        if not 1 <= len(stop) <= _MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"stop: a stop string of {len(stop)} characters, use 1 to {_MAX_STOP_CHARS}",
+                param="stop",
+            )
+    return stops
+
+
+def wanted_tokens(body: Body) -> int | None:
+    """How many tokens the client lets come at most; None where it does not say."""
+    if isinstance(body, CompletionBody):
+        return _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
+
+
+def _check_chat(body: ChatBody) -> None:
+    if body.tools and body.tool_choice != "none":
+        _refuse("tools", "...", 'leave it out or set tool_choice to "none"')
+    if body.functions and body.function_call != "none":
+        _refuse("functions", "...", 'leave it out or set function_call to "none"')
+    kind = (body.response_format or {}).get("type", "text")
+    if kind != "text":
+        _refuse("response_format", kind, 'leave it out or ask for {"type": "text"}')
+
+
+def _check_completion(body: CompletionBody, features: frozenset[Feature]) -> None:
+    # Here 0 asks for the log-probabilities of the chosen tokens; only false and null do not.
+    wanted = body.logprobs is not None and body.logprobs is not False
+    if wanted and Feature.LOGPROBS not in features:
+        _refuse("logprobs", body.logprobs, "leave it out")
+    if body.suffix:
+        _refuse("suffix", body.suffix, "leave it out")
+    if body.best_of not in (None, 1, body.n or 1):
+        _refuse("best_of", body.best_of, "leave it out or set it to n")
+
+
+def _refuse(name: str, value: Any, remedy: str) -> None:
+    raise UnsupportedParameter(
+        f"{name}: {str(value)[:64]} is not supported here; {remedy}", param=name
+    )

@@ -1,0 +1,157 @@
+"""How an answer goes out over HTTP, as an event stream or whole, and the sinks of its choices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp import HttpVersion11, web
+
+from gateway import request_ids
+from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
+from gateway.detokenise import Pieces, WholeText
+from gateway.gathering import Gathering, WholeChoice
+from gateway.settings import GatewaySettings
+from gateway.siblings import Siblings
+from gateway.streams import Channel, StreamedChoice
+from gateway.text import Language
+
+if TYPE_CHECKING:
+    from gateway.contract import Sink
+
+
+class Responder(Protocol):
+    """One HTTP answer in the making."""
+
+    def pieces(self, language: Language, *, stops: bool) -> Pieces:
+        """How the text of a choice is best put together for this way of answering."""
+
+    def sink(self, request_id: str, index: int, pieces: Pieces) -> Sink:
+        """Where the tokens of choice `index` go."""
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+
+    async def respond(self, http: web.Request) -> web.StreamResponse:
+        """Wait for the answer and send it. Raises HeadwayError while there is nothing sent yet."""
+
+
+class WholeResponder:
+    """Sends one JSON object when all is done."""
+
+    def __init__(self, heading: Heading, siblings: Siblings, usage: Usage, *, choices: int) -> None:
+        self._heading = heading
+        self._siblings = siblings
+        self._usage = usage
+        self._gathering = Gathering(siblings, choices)
+
+    def pieces(self, language: Language, *, stops: bool) -> Pieces:
+        """See Responder."""
+        return language.detokeniser() if stops else WholeText(language.decode)
+
+    def sink(self, request_id: str, index: int, pieces: Pieces) -> Sink:
+        """See Responder."""
+        return WholeChoice(
+            request_id,
+            self._gathering,
+            siblings=self._siblings,
+            index=index,
+            pieces=pieces,
+            usage=self._usage,
+        )
+
+    def abandon(self) -> None:
+        """See Responder."""
+        self._gathering.abandon()
+
+    async def respond(self, http: web.Request) -> web.StreamResponse:
+        """See Responder."""
+        choices = await self._gathering.done
+        return web.Response(
+            body=whole(self._heading, choices, self._usage), content_type="application/json"
+        )
+
+
+class StreamResponder:
+    """Sends server-sent events as tokens come."""
+
+    def __init__(
+        self,
+        heading: Heading,
+        siblings: Siblings,
+        usage: Usage,
+        *,
+        choices: int,
+        include_usage: bool,
+        settings: GatewaySettings,
+        request_id: str,
+    ) -> None:
+        self._heading = heading
+        self._siblings = siblings
+        self._usage = usage
+        self._include_usage = include_usage
+        self._patience_s = settings.slow_reader_after_s
+        self._request_id = request_id
+        self._channel = Channel(
+            siblings,
+            choices,
+            farewell=self._farewell,
+            keep_alive_after_s=settings.keep_alive_after_s,
+            buffer_bytes=settings.stream_buffer_bytes,
+        )
+
+    def pieces(self, language: Language, *, stops: bool) -> Pieces:
+        """See Responder."""
+        return language.detokeniser()
+
+    def sink(self, request_id: str, index: int, pieces: Pieces) -> Sink:
+        """See Responder."""
+        return StreamedChoice(
+            request_id,
+            self._channel,
+            siblings=self._siblings,
+            chunks=Chunks(self._heading, index, usage_follows=self._include_usage),
+            pieces=pieces,
+            usage=self._usage,
+        )
+
+    def abandon(self) -> None:
+        """See Responder."""
+        self._channel.abandon()
+
+    async def respond(self, http: web.Request) -> web.StreamResponse:
+        """See Responder."""
+        channel = self._channel
+        await channel.opened
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                request_ids.HEADER: self._request_id,
+            }
+        )
+        chunked = http.version >= HttpVersion11
+        if not chunked:
+            response.force_close()
+        await response.prepare(http)
+        transport = http.transport
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        channel.go_live(transport, chunked=chunked)
+        tail = await channel.closed
+        if channel.failed:
+            response.force_close()
+        if not channel.congested():
+            await response.write_eof(tail)
+            return response
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await response.write_eof(tail)
+        except TimeoutError:
+            transport.abort()
+        return response
+
+    def _farewell(self) -> bytes:
+        usage = usage_event(self._heading, self._usage) if self._include_usage else b""
+        return usage + DONE
