@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
@@ -49,19 +49,14 @@ def load(name: str) -> type[Any]:
         raise PolicyError(
             f"{module_name} of policy {name!r} cannot be imported: {error}"
         ) from error
-    policy: Any = getattr(module, class_name, None)
-    for lack in _lacks(policy):
-        raise PolicyError(f"{class_name!r} in {module_name} is no policy: {lack}")
-    return policy
-
-
-def _lacks(policy: Any) -> Iterator[str]:
+    policy = getattr(module, class_name, None)
     if not isinstance(policy, type):
-        yield "there is no such class"
-    elif not callable(getattr(policy, "decide", None)):
-        yield "it has no method decide(signals, limits)"
-    elif not dataclasses.is_dataclass(getattr(policy, "Parameters", None)):
-        yield "its attribute Parameters should be a frozen dataclass"
+        raise PolicyError(f"{module_name} of policy {name!r} has no class {class_name!r}")
+    if not callable(getattr(policy, "decide", None)):
+        raise PolicyError(f"{class_name} has no method decide(signals, limits)")
+    if not dataclasses.is_dataclass(getattr(policy, "Parameters", None)):
+        raise PolicyError(f"{class_name}.Parameters should be a frozen dataclass")
+    return policy
 
 
 def problems(name: str, parameters: Mapping[str, Any]) -> list[tuple[str | None, str]]:
