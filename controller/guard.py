@@ -1,0 +1,281 @@
+"""What becomes of a proposal: clamped always, growth only where the evidence carries it.
+
+Order: hard bounds (capacity, memory, envelope), then shrinks, which no gate holds back, then the
+gates for growth, each of which says its name, then bounds and rounding again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+
+from controller.config_control import GuardConfig
+from policies.contract import ExecutorSignals, GuardNote, LimitName, Limits, Signals
+
+NAMES: tuple[LimitName, ...] = ("max_batch_size", "max_batch_tokens", "wait_timeout_s")
+
+
+class Code(StrEnum):
+    """What the guard did, as it stands in logs, metrics and answers."""
+
+    INVALID = "invalid"
+    CAPACITY = "capacity"
+    ENVELOPE = "envelope"
+    OUT_OF_MEMORY = "out_of_memory"
+    STALE = "stale"
+    THIN = "thin"
+    NOT_BINDING = "not_binding"
+    DRAINING = "draining"
+    MEMORY = "memory"
+    COOLDOWN = "cooldown"
+    GPU_VETO = "gpu_veto"
+    SLEW = "slew"
+    OSCILLATION = "oscillation"
+    DEAD_BAND = "dead_band"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The hard range of each limit, and what the executors of the group can take (None: they
+    have not said yet)."""
+
+    low: Limits
+    high: Limits
+    capacity_seqs: int | None = None
+    capacity_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is to be applied, and what was done to each limit on the way."""
+
+    limits: Limits
+    notes: tuple[GuardNote, ...]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the guard remembers of the moves that were applied."""
+
+    moved_at: float | None = None
+    grew_at_throughput: float | None = None
+    signs: dict[LimitName, deque[int]] = field(default_factory=dict)
+    ceiling_tokens: float | None = None
+    ceiling_until: float = 0.0
+
+
+class Guard:
+    """Judges proposals. Time is an argument; state is only what was applied before."""
+
+    def __init__(self, config: GuardConfig, envelope: Envelope, *, min_samples: int) -> None:
+        self._config = config
+        self.envelope = envelope
+        self._min_samples = min_samples
+        self._memory = _Memory(signs={name: deque(maxlen=config.reversal_moves) for name in NAMES})
+
+    def out_of_memory(self, tokens: int, now: float) -> None:
+        """Steps that held this many tokens ran out of memory: stay below for a while."""
+        self._memory.ceiling_tokens = self._config.oom_keep * tokens
+        self._memory.ceiling_until = now + self._config.oom_probe_after
+
+    def judge(self, proposed: Limits, current: Limits, signals: Signals, now: float) -> Judged:
+        """What of a proposal may be applied now."""
+        notes: list[GuardNote] = []
+        wanted = self._bounded(_finite(proposed, current, notes), signals, notes, now=now)
+        values: dict[LimitName, float] = {}
+        for name in NAMES:
+            old, new = getattr(current, name), getattr(wanted, name)
+            if new > old:
+                new = self._grown(name, old, new, signals=signals, notes=notes, now=now)
+            if 0 < abs(new - old) < self._least(name):
+                notes.append(GuardNote(name, Code.DEAD_BAND, f"{old:g} -> {new:g} is no move"))
+                new = old
+            values[name] = new
+        limits = _rounded(values, wanted)
+        # A last time, for what rounding and T >= B may have done; said already where it matters.
+        return Judged(self._bounded(limits, signals, [], now=now), tuple(notes))
+
+    def bounded(self, limits: Limits, signals: Signals, now: float) -> Judged:
+        """Limits set by hand: they stay within the hard bounds, and pass no gate."""
+        notes: list[GuardNote] = []
+        return Judged(self._bounded(limits, signals, notes, now=now), tuple(notes))
+
+    def applied(self, before: Limits, after: Limits, signals: Signals, now: float) -> None:
+        """Remember a move that was made."""
+        for name in NAMES:
+            old, new = getattr(before, name), getattr(after, name)
+            if new != old:
+                self._memory.moved_at = now
+                self._memory.signs[name].append(1 if new > old else -1)
+                if new > old and name == "max_batch_size":
+                    self._memory.grew_at_throughput = _throughput(signals)
+
+    def reversals(self, name: LimitName) -> int:
+        """Changes of direction in the last applied moves of a limit."""
+        return sum(a != b for a, b in pairwise(self._memory.signs[name]))
+
+    # --- bounds -----------------------------------------------------------------------------
+
+    def _bounded(
+        self, limits: Limits, signals: Signals, notes: list[GuardNote], *, now: float
+    ) -> Limits:
+        low, high = self.envelope.low, self.envelope.high
+        values: dict[LimitName, float] = {}
+        for name in NAMES:
+            value = getattr(limits, name)
+            for code, bound in self._ceilings(name, signals, now):
+                if value > bound:
+                    notes.append(GuardNote(name, code, f"{value:g} is above {bound:g}"))
+                    value = bound
+            top, bottom = getattr(high, name), getattr(low, name)
+            within = min(max(value, bottom), top)
+            if within != value:
+                side = f"above {top:g}" if value > top else f"below {bottom:g}"
+                notes.append(GuardNote(name, Code.ENVELOPE, f"{value:g} is {side}"))
+            values[name] = within
+        values["max_batch_tokens"] = max(values["max_batch_tokens"], values["max_batch_size"])
+        return _rounded(values, limits)
+
+    def _ceilings(self, name: LimitName, signals: Signals, now: float) -> list[tuple[Code, float]]:
+        found: list[tuple[Code, float]] = []
+        capacity: dict[LimitName, int | None] = {
+            "max_batch_size": self.envelope.capacity_seqs,
+            "max_batch_tokens": self.envelope.capacity_tokens,
+        }
+        if (bound := capacity.get(name)) is not None:
+            found.append((Code.CAPACITY, bound))
+        ceiling = self._memory.ceiling_tokens
+        if ceiling is not None and now < self._memory.ceiling_until:
+            contexts = [e.mean_context for e in signals.executors if e.mean_context]
+            if name == "max_batch_tokens":
+                found.append((Code.OUT_OF_MEMORY, max(1.0, ceiling)))
+            elif name == "max_batch_size" and contexts:
+                found.append((Code.OUT_OF_MEMORY, max(1.0, ceiling / max(contexts))))
+        return found
+
+    # --- growth -----------------------------------------------------------------------------
+
+    def _grown(
+        self,
+        name: LimitName,
+        old: float,
+        new: float,
+        *,
+        signals: Signals,
+        notes: list[GuardNote],
+        now: float,
+    ) -> float:
+        refusal = self._refusal(name, old, signals, now)
+        if refusal is not None:
+            code, detail = refusal
+            notes.append(GuardNote(name, code, detail))
+            return old
+        most = max(old * self._config.slew, self._least(name))
+        if self.reversals(name) > self._config.reversals:
+            notes.append(
+                GuardNote(
+                    name,
+                    Code.OSCILLATION,
+                    f"{self.reversals(name)} reversals in {self._config.reversal_moves} moves",
+                )
+            )
+            new = max(old + (new - old) / 2, min(new, old + self._least(name)))
+        if new - old > most:
+            notes.append(GuardNote(name, Code.SLEW, f"{old:g} -> {new:g} is over {most:g} a tick"))
+            new = old + most
+        return new
+
+    def _refusal(
+        self, name: LimitName, old: float, signals: Signals, now: float
+    ) -> tuple[Code, str] | None:
+        """The first gate that is shut, if any."""
+        config, executors = self._config, signals.executors
+        steps = [e for e in executors if e.steps]
+        slowest = max((e.step_time.p90 for e in steps if e.step_time is not None), default=0.0)
+        # A report comes once a step: where steps are slower than ticks, they set the pace.
+        fresh_s = config.stale_ticks * max(signals.interval_s, slowest)
+        if signals.age_s is None or signals.age_s > fresh_s:
+            seen = "never" if signals.age_s is None else f"{signals.age_s:.1f} s ago"
+            return Code.STALE, f"the last step was {seen}, {fresh_s:.1f} s ago at most"
+        count = sum(e.steps for e in executors)
+        if count < self._min_samples:
+            return Code.THIN, f"{count} steps under these limits, {self._min_samples} needed"
+        bound = self._binding(name, steps, count)
+        if bound is not None and bound < config.binding:
+            return Code.NOT_BINDING, f"reached in {bound:.0%} of {count} steps"
+        crowded = [e for e in executors if name == "max_batch_size" and e.running > old]
+        if crowded:
+            return Code.DRAINING, f"{crowded[0].running} still run at a limit of {old:g}"
+        held = max((e.kv for e in executors if e.kv is not None), default=0.0)
+        stalled = sum(e.stalled for e in executors)
+        if name != "wait_timeout_s" and (held > config.kv_high or stalled):
+            return Code.MEMORY, f"{held:.0%} of KV memory held, {stalled} sequences stalled"
+        pause_s = max(config.cooldown, config.cooldown_steps * slowest)
+        moved = self._memory.moved_at
+        if moved is not None and now - moved < pause_s:
+            return Code.COOLDOWN, f"{now - moved:.2f} s after a move, {pause_s:.2f} s needed"
+        return self._veto(name, signals)
+
+    def _binding(self, name: LimitName, steps: list[ExecutorSignals], count: int) -> float | None:
+        """In what fraction of the steps the limit was reached; None where that is not counted."""
+        if name == "wait_timeout_s":
+            return None
+        field_ = "size_bound" if name == "max_batch_size" else "tokens_bound"
+        return sum((getattr(e, field_) or 0.0) * e.steps for e in steps) / count
+
+    def _veto(self, name: LimitName, signals: Signals) -> tuple[Code, str] | None:
+        """A busy device that did not serve more after the last growth will not after the next."""
+        before = self._memory.grew_at_throughput
+        busy = [
+            e.utilization.value
+            for e in signals.executors
+            # The stand-in is near 1 whenever there is work: it says nothing about saturation.
+            if e.utilization is not None and e.utilization.source != "busy"
+        ]
+        if name == "wait_timeout_s" or before is None or not busy:
+            return None
+        now = _throughput(signals)
+        flat = now < before * (1 + self._config.flat_gain)
+        if min(busy) >= self._config.gpu_busy and flat:
+            detail = f"{min(busy):.0%} busy, {before:.0f} tokens/s before the last growth"
+            return Code.GPU_VETO, f"{detail}, {now:.0f} after"
+        return None
+
+    def _least(self, name: LimitName) -> float:
+        least: Mapping[LimitName, float] = {
+            "max_batch_size": self._config.least_batch_size,
+            "max_batch_tokens": self._config.least_batch_tokens,
+            "wait_timeout_s": self._config.least_wait,
+        }
+        return least[name]
+
+
+def _finite(proposed: Limits, current: Limits, notes: list[GuardNote]) -> Limits:
+    """The proposal, with what is no number replaced by what is in force."""
+    values: dict[LimitName, float] = {}
+    for name in NAMES:
+        value = getattr(proposed, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value < 0:
+            notes.append(GuardNote(name, Code.INVALID, f"{value!r} is no limit"))
+            value = getattr(current, name)
+        values[name] = value
+    return replace(proposed, **values)  # type: ignore[arg-type]  # whole numbers come by rounding
+
+
+def _rounded(values: Mapping[LimitName, float], like: Limits) -> Limits:
+    return replace(
+        like,
+        max_batch_size=max(1, math.floor(values["max_batch_size"])),
+        max_batch_tokens=max(1, math.floor(values["max_batch_tokens"])),
+        wait_timeout_s=round(values["wait_timeout_s"], 6),
+    )
+
+
+def _throughput(signals: Signals) -> float:
+    return sum(e.tokens_per_s or 0.0 for e in signals.executors)

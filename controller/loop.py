@@ -1,0 +1,173 @@
+"""The tick: signals -> policy -> guard -> limits, and what happens when the policy fails."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from controller.batcher import Batcher
+from controller.decision import Decision
+from controller.guard import Code, Guard, Judged
+from controller.ledger import ExecutorSeats
+from controller.observer import Observer
+from controller.signals import Device, SignalSource
+from policies.contract import GuardNote, Limits, Policy, Proposal, Signals
+
+# So many failures in a row are no accident: the fallback takes over.
+MAX_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A policy and the name under which it is configured."""
+
+    name: str
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Limits held by hand until an instant (monotonic seconds)."""
+
+    limits: Limits
+    until: float
+
+
+class ControlLoop:
+    """Sets the limits of one group of executors, once a tick.
+
+    `tick` is synchronous and takes its time as arguments; whoever owns the clock calls it.
+    `stopwatch` measures what a tick costs, in seconds.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        observer: Observer,
+        source: SignalSource,
+        *,
+        group: str,
+        policy: Named,
+        fallback: Named,
+        guard: Guard,
+        history: int,
+        stopwatch: Callable[[], float],
+    ) -> None:
+        self.group = group
+        self.guard = guard
+        self.policy = policy
+        self.decisions: deque[Decision] = deque(maxlen=history)
+        self.epoch = 0
+        self.pin: Pin | None = None
+        self.fallen_back = False
+        self._batcher = batcher
+        self._observer = observer
+        self._source = source
+        self._fallback = fallback
+        self._failures = 0
+        self._count = 0
+        self._last_tick: float | None = None
+        self._stopwatch = stopwatch
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return next(s.limits for s in self._members())
+
+    def tick(self, now: float, *, wall: float, devices: Mapping[str, Device]) -> Decision:
+        """Look, ask, judge, apply. `now` monotonic, `wall` unix seconds."""
+        begun = self._stopwatch()
+        self._learn_capacity(now)
+        before = self.limits
+        signals = self._look(now, devices)
+        proposal, error = self._ask(signals, before)
+        judged = self._judge(proposal, before, signals, now)
+        self._apply(before, judged.limits, signals, now)
+        self._count += 1
+        decision = Decision(
+            number=self._count,
+            at=wall,
+            group=self.group,
+            policy=self.policy.name,
+            epoch=self.epoch,
+            before=before,
+            proposed=proposal.limits,
+            after=judged.limits,
+            reason=proposal.reason,
+            notes=judged.notes,
+            signals=signals,
+            duration_s=self._stopwatch() - begun,
+            error=error,
+        )
+        self.decisions.append(decision)
+        return decision
+
+    def hold(self, limits: Limits, *, until: float) -> None:
+        """Pin limits by hand from the next tick until an instant; they stay in the envelope."""
+        self.pin = Pin(limits, until)
+
+    def release(self) -> None:
+        """Let the policy have the limits again."""
+        self.pin = None
+
+    # --- the four steps ---------------------------------------------------------------------
+
+    def _look(self, now: float, devices: Mapping[str, Device]) -> Signals:
+        interval_s = 0.0 if self._last_tick is None else max(0.0, now - self._last_tick)
+        self._last_tick = now
+        last = self.decisions[-1].applied if self.decisions else None
+        return self._source.freeze(now, interval_s=interval_s, devices=devices, last=last)
+
+    def _ask(self, signals: Signals, limits: Limits) -> tuple[Proposal, str]:
+        """The policy's answer; a policy that raises leaves the limits as they are."""
+        try:
+            proposal = self.policy.policy.decide(signals, limits)
+            if not isinstance(proposal, Proposal) or not isinstance(proposal.limits, Limits):
+                raise TypeError(f"decide() should answer a Proposal of Limits, got {proposal!r}")
+        except Exception as error:  # whatever it is: a policy costs one tick, never the loop
+            self._failures += 1
+            told = f"{type(error).__name__}: {error}"
+            reason = f"policy '{self.policy.name}' failed ({told}): the limits stay"
+            if self._failures >= MAX_FAILURES and not self.fallen_back:
+                reason = (
+                    f"policy '{self.policy.name}' failed {self._failures} times in a row ({told}): "
+                    f"'{self._fallback.name}' takes over"
+                )
+                self.policy, self.fallen_back = self._fallback, True
+            return Proposal(limits, reason), told
+        self._failures = 0
+        return proposal, ""
+
+    def _judge(self, proposal: Proposal, before: Limits, signals: Signals, now: float) -> Judged:
+        if self.pin is not None and now >= self.pin.until:
+            self.pin = None
+        if self.pin is None:
+            return self.guard.judge(proposal.limits, before, signals, now)
+        pinned = self.guard.bounded(self.pin.limits, signals, now)
+        left_s = self.pin.until - now
+        note = GuardNote("max_batch_size", Code.PINNED, f"by hand for another {left_s:.0f} s")
+        return Judged(pinned.limits, (*pinned.notes, note))
+
+    def _apply(self, before: Limits, after: Limits, signals: Signals, now: float) -> None:
+        if after == before:
+            return
+        self.epoch += 1
+        self.guard.applied(before, after, signals, now)
+        self._batcher.set_limits(self.group, after, self.epoch)
+
+    def _learn_capacity(self, now: float) -> None:
+        """What executors have said since the last tick: their capacity, and what did not fit."""
+        ready = [seats.capacity for seats in self._members() if seats.capacity is not None]
+        if ready:
+            self.guard.envelope = replace(
+                self.guard.envelope,
+                capacity_seqs=min(capacity.max_seqs for capacity in ready),
+                capacity_tokens=min(capacity.max_step_tokens for capacity in ready),
+            )
+        for seats in self._members():
+            if (tokens := self._observer.take_out_of_memory(seats.name)) is not None:
+                self.guard.out_of_memory(tokens, now)
+
+    def _members(self) -> list[ExecutorSeats]:
+        return [s for s in self._batcher.executors.values() if s.group == self.group]

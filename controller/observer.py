@@ -1,0 +1,116 @@
+"""What is remembered of the recent past: a listener that keeps what the signals are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from controller.ledger import ExecutorSeats
+from controller.listener import Listener
+from controller.records import ExecutorRecord, TierRecord
+from controller.request import Ended, Outcome, Request
+from controller.tiers import Tier
+from executor.contract import Report, StepSample
+
+# A request's mean inter-token latency is sampled over this many tokens, so that it is known
+# while the request runs; a mean, because the target speaks of the mean of a request.
+SEGMENT_TOKENS = 8
+# A warm-up step is a clean measurement of one size: it outweighs a few steps of traffic.
+WARMUP_WEIGHT = 5.0
+
+_FOR_CAPACITY = (Outcome.EXPIRED, Outcome.REJECTED, Outcome.FAILED)
+
+
+@dataclass(slots=True)
+class _Segment:
+    epoch: int
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Observer(Listener):
+    """Keeps windows per tier and executor. Bounded in memory, whatever the traffic.
+
+    Inter-token latency carries the epoch of its steps, what is counted once a request that of
+    its dispatch.
+    """
+
+    def __init__(self, tiers: Iterable[Tier], executors: Iterable[str], *, started: float) -> None:
+        self.tiers = {tier.name: TierRecord(tier, started) for tier in tiers}
+        self.executors = {name: ExecutorRecord(started) for name in executors}
+        self._segments: dict[str, _Segment] = {}
+        self._out_of_memory: dict[str, int] = {}
+
+    def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
+        """Begin the step model of an executor with what it measured before it was ready."""
+        for sample in samples:
+            self.executors[executor].model.learn(sample, weight=WARMUP_WEIGHT)
+
+    def take_out_of_memory(self, executor: str) -> int | None:
+        """Tokens held when the executor last ran out of memory, told once."""
+        return self._out_of_memory.pop(executor, None)
+
+    def offered(self, request: Request, now: float) -> None:
+        self.tiers[request.tier].arrivals.add(1, now)
+
+    def rejected(self, tier: str, requests: int, reason: str, now: float) -> None:
+        record = self.tiers[tier]
+        record.arrivals.add(requests, now)
+        for metric in record.targets:
+            if metric != "itl":
+                record.metrics[metric].lost.add(requests, now)
+
+    def dispatched(self, request: Request, now: float) -> None:
+        if request.attempt == 1:
+            record = self.tiers[request.tier]
+            record.queue.add(max(0.0, now - request.arrival - request.hold_s), now)
+            record.hold.add(request.hold_s, now)
+
+    def first_token(self, request: Request, now: float) -> None:
+        record = self.tiers[request.tier]
+        ttft_s = max(0.0, now - request.arrival)
+        target = record.targets.get("ttft")
+        record.metrics["ttft"].add(ttft_s, now, epoch=request.epoch or 0, target=target)
+        assert request.times.dispatched is not None
+        record.prefill.add(max(0.0, now - request.times.dispatched), now)
+
+    def tokens(self, request: Request, count: int, gap_s: float, now: float) -> None:
+        epoch = self.executors[str(request.executor)].epoch
+        segment = self._segments.get(request.id)
+        if segment is None or segment.epoch != epoch:
+            segment = self._segments[request.id] = _Segment(epoch)
+        segment.tokens += count
+        segment.seconds += gap_s
+        if segment.tokens >= SEGMENT_TOKENS:
+            del self._segments[request.id]
+            self._itl(request, segment, now)
+
+    def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        self.executors[seats.name].stepped(seats, report, now)
+        if any(returned.reason == "out_of_memory" for returned in report.returned):
+            held = (seat.request for seat in seats.seats.values())
+            self._out_of_memory[seats.name] = sum(len(r.prompt) + len(r.tokens) for r in held)
+
+    def given_back(self, request: Request, reason: str, now: float) -> None:
+        # The pause until it runs again is no step of anybody's.
+        self._segments.pop(request.id, None)
+
+    def ended(self, ended: Ended, now: float) -> None:
+        request, record = ended.request, self.tiers[ended.request.tier]
+        if segment := self._segments.pop(request.id, None):
+            self._itl(request, segment, now)
+        if ended.outcome is Outcome.FINISHED:
+            e2e_s = max(0.0, now - request.arrival)
+            target = record.targets.get("e2e")
+            record.metrics["e2e"].add(e2e_s, now, epoch=request.epoch or 0, target=target)
+        elif ended.outcome in _FOR_CAPACITY:
+            began = request.times.first_token is not None
+            for metric in record.targets:
+                if metric == "e2e" or (metric == "ttft" and not began):
+                    record.metrics[metric].lost.add(1, now)
+
+    def _itl(self, request: Request, segment: _Segment, now: float) -> None:
+        record = self.tiers[request.tier]
+        mean_s = max(0.0, segment.seconds / segment.tokens)
+        target = record.targets.get("itl")
+        record.metrics["itl"].add(mean_s, now, epoch=segment.epoch, target=target)

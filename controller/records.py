@@ -1,0 +1,151 @@
+"""What is kept of the recent past of a tier and of an executor, in slots of time and epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from controller.ledger import ExecutorSeats
+from controller.step_model import StepModel
+from controller.tiers import Tier
+from executor.contract import Report
+from metrics.window import RollingSum, Slots, Window
+from policies.contract import Metric
+
+# Steps and gaps are told apart to a tenth of a second, requests to a second: well under the
+# windows that look at them (3 s and 30 s).
+FAST_S, SLOW_S = 0.1, 1.0
+HORIZON_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How far back the signals look, in seconds, and how many samples they look for."""
+
+    fast_s: float = 3.0
+    slow_s: float = 30.0
+    at_most_s: float = 60.0
+    min_samples: int = 20
+
+
+@dataclass(slots=True)
+class Measured:
+    """One metric of one tier: its values, how many missed the target, and how many were `lost`:
+    requests that never came to a value, every one a miss."""
+
+    values: Window
+    misses: RollingSum
+    lost: RollingSum
+
+    @classmethod
+    def build(cls, resolution_s: float, started: float) -> Measured:
+        """Empty windows."""
+        return cls(
+            Window(resolution_s=resolution_s, horizon_s=HORIZON_S),
+            RollingSum(resolution_s=resolution_s, horizon_s=HORIZON_S, started=started),
+            RollingSum(resolution_s=resolution_s, horizon_s=HORIZON_S, started=started),
+        )
+
+    def add(self, value: float, now: float, *, epoch: int, target: float | None) -> None:
+        """Count a value, and a miss if it is above the target."""
+        self.values.add(value, now, epoch=epoch)
+        if target is not None and value > target:
+            self.misses.add(1, now, epoch=epoch)
+
+
+class TierRecord:
+    """The recent past of one tier; a sample's epoch says under which limits it came about."""
+
+    def __init__(self, tier: Tier, started: float) -> None:
+        self.tier = tier
+        self.targets = tier.targets.named()
+        self.metrics: dict[Metric, Measured] = {
+            "ttft": Measured.build(SLOW_S, started),
+            "itl": Measured.build(FAST_S, started),
+            "e2e": Measured.build(SLOW_S, started),
+        }
+        self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
+        self.queue = Window(resolution_s=SLOW_S, horizon_s=HORIZON_S)
+        self.hold = Window(resolution_s=SLOW_S, horizon_s=HORIZON_S)
+        self.prefill = Window(resolution_s=SLOW_S, horizon_s=HORIZON_S)
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit,
+    `pure` those that prefilled nothing, `since` is the instant of the first one."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    rows: int = 0
+    context: int = 0
+    prefill: int = 0
+    fill: float = 0.0
+    size_bound: int = 0
+    tokens_bound: int = 0
+    tokens: int = 0
+    returned: int = 0
+    stalled: int = 0
+    pure_steps: int = 0
+    pure_s: float = 0.0
+
+    def merge(self, other: StepTotals) -> None:
+        """Add the sums of other steps."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class ExecutorRecord:
+    """The recent past of one executor, and its step model."""
+
+    def __init__(self, started: float) -> None:
+        self.model = StepModel()
+        self.times = Window(resolution_s=FAST_S, horizon_s=HORIZON_S)
+        self.started = started
+        self.last_report: float | None = None
+        self.epoch = 0
+        self.utilization: float | None = None
+        self.kv: float | None = None
+        self._totals = Slots(StepTotals, resolution_s=FAST_S, horizon_s=HORIZON_S)
+
+    def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        """Count a step, as many times as the report stands for."""
+        if seats.capacity is not None and report.kv_tokens is not None:
+            self.kv = report.kv_tokens / seats.capacity.kv_tokens
+        sample, k = report.sample, report.steps
+        if sample is None or k == 0:
+            return
+        self.last_report, self.epoch, self.utilization = now, report.epoch, report.utilization
+        self.times.add(sample.duration_s / k, now, epoch=report.epoch)
+        self.model.learn(sample, steps=k)
+        limit = seats.size_limit
+        totals = self._totals.at(now, report.epoch)
+        totals.steps += k
+        totals.step_s += sample.duration_s
+        totals.rows += k * sample.sequences
+        totals.context += k * sample.context_tokens
+        totals.prefill += k * sample.prefill_tokens
+        totals.fill += k * min(1.0, sample.sequences / limit)
+        totals.size_bound += k * (len(seats.seats) >= limit)
+        totals.tokens_bound += k * (sample.prefill_tokens + sample.decodes >= seats.step_tokens)
+        totals.tokens += sum(len(tokens.ids) for tokens in report.tokens)
+        totals.returned += len(report.returned)
+        totals.stalled += len(report.stalled)
+        if sample.prefill_tokens == 0:
+            totals.pure_steps += k
+            totals.pure_s += sample.duration_s
+
+    def totals(
+        self, since: float, *, reach: float, at_least: int, epoch: int | None = None
+    ) -> StepTotals:
+        """Sums since an instant; where that holds fewer than `at_least` steps, further back slot
+        by slot, but not beyond `reach`."""
+        merged, recent = StepTotals(), StepTotals()
+        for slot in self._totals.since(since, epoch):
+            recent.merge(slot)
+        if recent.steps >= at_least:
+            return recent
+        for slot in self._totals.since(reach, epoch):
+            if merged.steps >= at_least:
+                break
+            merged.merge(slot)
+        return merged

@@ -1,0 +1,143 @@
+"""Whether a tier's targets are met, by counted misses, and where the time of a breach went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from controller.records import Measured, StepTotals, TierRecord, Windows
+from metrics.window import Histogram, miss_bounds
+from policies.contract import Cause, Metric, StepEstimate, Verdict
+
+State = Literal["breach", "room", "unknown"]
+# One-sided 90 %, as the bounds of the miss fraction.
+_Z = 1.2816
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """What the verdicts on one tier are made from: its record, what waits, and the steps."""
+
+    record: TierRecord
+    late: int
+    queued: int
+    steps: StepTotals
+    model: StepEstimate | None
+    epoch: int
+
+
+def verdicts(view: TierView, now: float, *, windows: Windows) -> tuple[Verdict, ...]:
+    """One verdict for each target of the tier.
+
+    Inter-token latency is judged on steps under the limits in force only, so that a decision
+    never looks back over the one before it; what is counted once a request likewise.
+    """
+    found: dict[Metric, Verdict] = {}
+    for metric, target_s in view.record.targets.items():
+        span_s = windows.fast_s if metric == "itl" else windows.slow_s
+        found[metric] = _judge(
+            view, metric, target_s, now=now, span_s=span_s, at_least=windows.min_samples
+        )
+    return tuple(_explain(verdict, found, view, now, windows=windows) for verdict in found.values())
+
+
+def _judge(
+    view: TierView, metric: Metric, target_s: float, *, now: float, span_s: float, at_least: int
+) -> Verdict:
+    measured = view.record.metrics[metric]
+    values, since = _values(measured, now, span_s=span_s, at_least=at_least, epoch=view.epoch)
+    missed = round(measured.misses.total(since, epoch=view.epoch))
+    lost = 0 if metric == "itl" else round(measured.lost.total(since)) + view.late
+    samples, misses = values.samples + lost, missed + lost
+    attainment = view.record.tier.targets.attainment
+    low, high = miss_bounds(min(misses, samples), samples)
+    state: State = "unknown"
+    if samples and low > 1 - attainment:
+        state = "breach"
+    elif high < 1 - attainment or (misses == 0 and _predicts_room(view, metric, target_s)):
+        state = "room"
+    return Verdict(
+        metric=metric,
+        target_s=target_s,
+        attainment=attainment,
+        samples=samples,
+        misses=misses,
+        state=state,
+        value_s=values.total / values.samples if values.samples else None,
+    )
+
+
+def _values(
+    measured: Measured, now: float, *, span_s: float, at_least: int, epoch: int
+) -> tuple[Histogram, float]:
+    """Samples of this epoch in the window; where it is thin, twice as far back, and again."""
+    while True:
+        values = measured.values.since(now - span_s, epoch=epoch)
+        if values.samples >= at_least or span_s >= 60.0:
+            return values, now - span_s
+        span_s = min(60.0, 2 * span_s)
+
+
+def _predicts_room(view: TierView, metric: Metric, target_s: float) -> bool:
+    """With too few samples to tell, whether the step model says that the target is met.
+
+    For inter-token latency: the steps as they are, with their spread. For the rest: nobody waits,
+    so a request begins with the next step.
+    """
+    model, steps = view.model, view.steps
+    if model is None or not steps.steps:
+        return False
+    n = steps.steps
+    step_s = model.predict(steps.rows / n, steps.context / n, prefill=steps.prefill / n)
+    likely_s = step_s + _Z * model.sigma_s
+    if metric == "itl":
+        return likely_s <= target_s
+    return view.queued == 0 and 2 * likely_s <= target_s
+
+
+def _explain(
+    verdict: Verdict,
+    found: dict[Metric, Verdict],
+    view: TierView,
+    now: float,
+    *,
+    windows: Windows,
+) -> Verdict:
+    if verdict.state != "breach":
+        return verdict
+    if verdict.metric == "itl":
+        return replace(verdict, cause=_step_cause(view.steps, verdict.target_s))
+    return replace(verdict, cause=_start_cause(found, view, now, windows=windows))
+
+
+def _step_cause(steps: StepTotals, target_s: float) -> Cause:
+    """Why tokens came slowly: no memory, other requests' prefills, or decoding itself."""
+    if steps.stalled:
+        return Cause.MEMORY
+    pure_s = steps.pure_s / steps.pure_steps if steps.pure_steps else None
+    return Cause.PREFILL if pure_s is not None and pure_s <= target_s else Cause.DECODE
+
+
+def _start_cause(
+    found: dict[Metric, Verdict], view: TierView, now: float, *, windows: Windows
+) -> Cause:
+    """Why requests began or ended late: where most of their time went."""
+    if view.steps.stalled:
+        return Cause.MEMORY
+    record, since = view.record, now - windows.slow_s
+    mean = {
+        cause: (seen.total / seen.samples if (seen := window.since(since)).samples else 0.0)
+        for cause, window in (
+            (Cause.QUEUE, record.queue),
+            (Cause.HOLD, record.hold),
+            (Cause.PREFILL, record.prefill),
+        )
+    }
+    cause = max(mean, key=lambda key: mean[key])
+    if view.late and mean[cause] <= 0:
+        cause = Cause.QUEUE
+    itl = found.get("itl")
+    if cause is Cause.QUEUE and itl is not None and itl.state == "breach":
+        # Decoding has nothing to spare: a smaller batch would serve fewer and queue more.
+        return Cause.OVERLOAD
+    return cause
