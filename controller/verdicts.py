@@ -133,9 +133,8 @@ def _start_cause(
             (Cause.PREFILL, record.prefill),
         )
     }
-    cause = max(mean, key=lambda key: mean[key])
-    if view.late and mean[cause] <= 0:
-        cause = Cause.QUEUE
+    # Who waits beyond the target by now has lost all of it in the queue.
+    cause = Cause.QUEUE if view.late else max(mean, key=lambda key: mean[key])
     itl = found.get("itl")
     if cause is Cause.QUEUE and itl is not None and itl.state == "breach":
         # Decoding has nothing to spare: a smaller batch would serve fewer and queue more.

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from controller.config_control import GuardConfig
+from controller.guard import Code, Envelope, Guard
+from controller.loop import ControlLoop, Named
+from controller.observer import Observer
+from controller.records import Windows
+from controller.signals import Device, SignalSource
+from executor.contract import Finished, Key, Report, StepSample, Tokens
+from policies.contract import Cause, Limits, Proposal, Signals
+from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity
+
+Decide = Callable[[Signals, Limits], Proposal]
+
+
+@dataclass
+class Scripted:
+    """A policy that does as the test says, and keeps what it was shown."""
+
+    rule: Decide
+    seen: list[Signals] = field(default_factory=list)
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        self.seen.append(signals)
+        return self.rule(signals, limits)
+
+
+def stay(signals: Signals, limits: Limits) -> Proposal:
+    return Proposal(limits, "as it is")
+
+
+def more(signals: Signals, limits: Limits) -> Proposal:
+    return Proposal(replace(limits, max_batch_size=limits.max_batch_size + 1), "more")
+
+
+@dataclass
+class Rig:
+    """A stage under a control loop; `step` runs everybody's next token on the executor."""
+
+    stage: Stage
+    loop: ControlLoop
+    observer: Observer
+    policy: Scripted
+    made: dict[Key, int] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, rule: Decide = stay, *, size: int = 4, seats: int = 64) -> Rig:
+        tiers = (PAID, FREE, OFFLINE)
+        observer = Observer(tiers, ["e"], started=0.0)
+        stage = Stage.build(
+            tiers=tiers, size=size, listeners=[observer], ready=capacity(max_seqs=seats)
+        )
+        policy = Scripted(rule)
+        loop = ControlLoop(
+            stage.batcher,
+            observer,
+            SignalSource(stage.batcher, observer, "default", Windows()),
+            group="default",
+            policy=Named("scripted", policy),
+            fallback=Named("static", Scripted(stay)),
+            guard=Guard(
+                GuardConfig(),
+                Envelope(Limits(1, 64, 0.0), Limits(64, 8192, 0.05)),
+                min_samples=20,
+            ),
+            history=100,
+            stopwatch=lambda: 0.0,
+        )
+        return cls(stage, loop, observer, policy)
+
+    def tick(self) -> Signals:
+        self.loop.tick(self.stage.now, wall=self.stage.now, devices={})
+        self.stage.poll()
+        return self.policy.seen[-1]
+
+    def step(self, seconds: float, *, prefill: int = 0, finish_at: int = 10**9) -> None:
+        self.stage.now += seconds
+        tokens, finished = [], []
+        for submit in list(self.stage.running["e"].values()):
+            key = Key(submit.request_id, submit.attempt)
+            index = len(submit.tokens) - submit.prompt_length + self.made.get(key, 0)
+            self.made[key] = self.made.get(key, 0) + 1
+            tokens.append(Tokens(*_of(key), index, [1]))
+            if index + 1 >= min(finish_at, submit.max_new_tokens):
+                finished.append(Finished(*_of(key), "length"))
+                del self.stage.running["e"][submit.request_id]
+        n = len(tokens)
+        report = Report(
+            epoch=self.stage.batcher.executors["e"].epoch,
+            sample=StepSample(seconds, n, n, 100 * n, prefill, prefill**2),
+            kv_tokens=100 * n,
+            tokens=tokens,
+            finished=finished,
+        )
+        incarnation = self.stage.incarnation["e"]
+        self.stage.batcher.on_report("e", incarnation, report, self.stage.now)
+        self.stage.poll()
+
+
+def _of(key: Key) -> tuple[str, int]:
+    return key.request_id, key.attempt
+
+
+class TestSignals:
+    def test_no_traffic_is_no_data_and_neither_zero_nor_nan(self) -> None:
+        signals = Rig.build().tick()
+        assert signals.age_s is None
+        assert signals.model is None
+        paid = signals.tiers[0]
+        assert (paid.ttft, paid.itl, paid.e2e, paid.oldest_wait_s) == (None, None, None, None)
+        assert [v.state for v in paid.verdicts] == ["unknown", "unknown"]
+        executor = signals.executors[0]
+        assert (executor.step_time, executor.size_bound, executor.utilization) == (None,) * 3
+
+    def test_the_first_request_after_a_silence_is_served_at_once(self) -> None:
+        rig = Rig.build()
+        for _ in range(100):
+            rig.stage.now += 0.25
+            rig.tick()
+        request = rig.stage.arrive()
+        rig.stage.poll()
+        assert request.times.dispatched == rig.stage.now
+
+    def test_what_steps_held_is_averaged_over_the_window(self) -> None:
+        rig = Rig.build(size=4)
+        for _ in range(3):
+            rig.stage.arrive(new=1000)
+        rig.stage.poll()
+        for _ in range(40):
+            rig.step(0.05)
+        executor = rig.tick().executors[0]
+        assert executor.mean_batch == 3.0
+        assert executor.fill == 0.75
+        assert executor.size_bound == 0.0
+        assert executor.mean_context == 100.0
+        assert executor.step_time is not None
+        assert executor.step_time.p50 == pytest.approx(0.05, rel=0.02)
+        assert executor.tokens_per_s == pytest.approx(60.0, rel=0.05)
+        assert executor.utilization is not None
+        assert executor.utilization.source == "busy"
+        assert executor.utilization.value == pytest.approx(1.0)
+
+    def test_the_device_is_believed_before_the_stand_in(self) -> None:
+        rig = Rig.build()
+        rig.stage.arrive()
+        rig.stage.poll()
+        rig.step(0.05)
+        rig.loop.tick(rig.stage.now, wall=0.0, devices={"e": Device(utilization=0.4)})
+        seen = rig.policy.seen[-1].executors[0].utilization
+        assert seen is not None
+        assert (seen.value, seen.source) == (0.4, "nvml")
+
+    def test_steps_under_earlier_limits_say_nothing_about_those_in_force(self) -> None:
+        rig = Rig.build(size=2)
+        for _ in range(4):
+            rig.stage.arrive(new=1000)
+        rig.stage.poll()
+        for _ in range(40):
+            rig.step(0.05)
+        assert rig.tick().executors[0].size_bound == 1.0
+        rig.loop.hold(Limits(8, 8192, 0.0), until=1e9)
+        rig.tick()
+        assert rig.tick().executors[0].steps == 0
+
+
+class TestVerdicts:
+    def run(self, rig: Rig, step_s: float, *, steps: int = 60, prefill: int = 0) -> Signals:
+        for _ in range(4):
+            rig.stage.arrive("paid", new=1000)
+        rig.stage.poll()
+        for _ in range(steps):
+            rig.step(step_s, prefill=prefill)
+        return rig.tick()
+
+    def test_slow_decoding_is_a_breach_caused_by_decode(self) -> None:
+        verdict = self.run(Rig.build(), 0.13).tiers[0].verdicts[1]
+        assert (verdict.metric, verdict.state, verdict.cause) == ("itl", "breach", Cause.DECODE)
+        assert verdict.value_s == pytest.approx(0.13)
+        assert verdict.misses == verdict.samples > 0
+
+    def test_fast_decoding_with_few_samples_is_room_by_the_step_model(self) -> None:
+        rig = Rig.build()
+        verdict = self.run(rig, 0.05).tiers[0].verdicts[1]
+        assert (verdict.metric, verdict.state) == ("itl", "room")
+        assert verdict.samples < 160
+
+    def test_steps_that_are_slow_by_their_prefills_only_are_caused_by_prefill(self) -> None:
+        rig = Rig.build()
+        for _ in range(4):
+            rig.stage.arrive("paid", new=1000)
+        rig.stage.poll()
+        for i in range(60):
+            rig.step(0.30 if i % 2 else 0.05, prefill=500 if i % 2 else 0)
+        verdict = rig.tick().tiers[0].verdicts[1]
+        assert (verdict.state, verdict.cause) == ("breach", Cause.PREFILL)
+
+    def test_waiting_while_decode_has_time_to_spare_is_caused_by_the_queue(self) -> None:
+        rig = Rig.build(size=1)
+        for _ in range(40):
+            rig.stage.arrive("paid", new=4)
+        rig.stage.poll()
+        for _ in range(120):
+            rig.step(0.05)
+        ttft = rig.tick().tiers[0].verdicts[0]
+        assert (ttft.metric, ttft.state, ttft.cause) == ("ttft", "breach", Cause.QUEUE)
+
+    def test_waiting_while_decode_is_over_target_too_is_overload(self) -> None:
+        rig = Rig.build(size=1)
+        for _ in range(40):
+            rig.stage.arrive("paid", new=10)
+        rig.stage.poll()
+        for _ in range(120):
+            rig.step(0.15)
+        ttft, itl = rig.tick().tiers[0].verdicts
+        assert (ttft.state, ttft.cause) == ("breach", Cause.OVERLOAD)
+        assert (itl.state, itl.cause) == ("breach", Cause.DECODE)
+
+    def test_requests_that_still_wait_beyond_their_target_are_misses_already(self) -> None:
+        rig = Rig.build(size=1)
+        rig.stage.arrive("paid", new=10_0)
+        rig.stage.poll()
+        for _ in range(30):
+            rig.stage.arrive("paid")
+        rig.step(0.05)
+        rig.stage.now += 1.5
+        ttft = rig.tick().tiers[0].verdicts[0]
+        assert ttft.misses == 30
+        assert (ttft.state, ttft.cause) == ("breach", Cause.QUEUE)
+
+
+class TestGrowth:
+    def test_nothing_grows_when_the_load_has_ended(self) -> None:
+        rig = Rig.build(more, size=2)
+        for _ in range(8):
+            rig.stage.arrive(new=60)
+        rig.stage.poll()
+        while rig.stage.running["e"]:
+            rig.step(0.05)
+            rig.tick()
+        reached = rig.loop.limits.max_batch_size
+        assert reached > 2
+        for _ in range(400):
+            rig.stage.now += 0.25
+            rig.tick()
+        assert rig.loop.limits.max_batch_size == reached
+        assert {note.code for note in rig.loop.decisions[-1].notes} == {Code.STALE}
+
+    def test_three_in_flight_do_not_raise_a_limit_of_sixteen(self) -> None:
+        rig = Rig.build(more, size=16)
+        for _ in range(3):
+            rig.stage.arrive(new=1000)
+        rig.stage.poll()
+        for _ in range(100):
+            rig.step(0.05)
+            rig.tick()
+        assert rig.loop.limits.max_batch_size == 16
+        assert {note.code for note in rig.loop.decisions[-1].notes} == {Code.NOT_BINDING}
+
+    def test_a_limit_that_binds_may_rise_above_its_start(self) -> None:
+        rig = Rig.build(more, size=2)
+        for _ in range(40):
+            rig.stage.arrive(new=1000)
+        rig.stage.poll()
+        for _ in range(200):
+            rig.step(0.05)
+            rig.tick()
+        # Ten seconds at one step of growth a second, the cooldown, once 20 steps are counted.
+        assert 8 <= rig.loop.limits.max_batch_size <= 11
+        assert rig.loop.epoch == rig.loop.limits.max_batch_size - 2
+
+
+class TestFailure:
+    def test_a_policy_that_raises_costs_one_tick(self) -> None:
+        def moody(signals: Signals, limits: Limits) -> Proposal:
+            if signals.interval_s == 1.0:
+                raise ZeroDivisionError("oops")
+            return Proposal(replace(limits, max_batch_size=2), "less")
+
+        rig = Rig.build(moody)
+        rig.stage.now = 1.0
+        rig.tick()
+        rig.stage.now = 2.0
+        rig.tick()
+        assert rig.loop.decisions[-1].error == "ZeroDivisionError: oops"
+        assert rig.loop.limits.max_batch_size == 2
+        assert not rig.loop.fallen_back
+
+    def test_three_failures_in_a_row_bring_the_fallback(self) -> None:
+        def broken(signals: Signals, limits: Limits) -> Proposal:
+            raise RuntimeError("no")
+
+        rig = Rig.build(broken)
+        for _ in range(3):
+            rig.tick()
+        assert rig.loop.fallen_back
+        assert "failed 3 times in a row" in rig.loop.decisions[-1].reason
+        rig.loop.tick(1.0, wall=1.0, devices={})
+        assert rig.loop.decisions[-1].policy == "static"
+        assert rig.loop.decisions[-1].error == ""
+
+    def test_an_answer_that_is_no_proposal_is_a_failure(self) -> None:
+        rig = Rig.build(lambda signals, limits: None)  # type: ignore[arg-type,return-value]  # the mistake is the point
+        rig.tick()
+        assert "should answer a Proposal" in rig.loop.decisions[-1].error
+
+
+class TestPin:
+    def test_limits_pinned_by_hand_hold_until_they_expire(self) -> None:
+        rig = Rig.build(lambda s, _: Proposal(Limits(2, 8192, 0.0), "two"))
+        rig.loop.hold(Limits(9, 4096, 0.02), until=10.0)
+        rig.stage.now = 9.9
+        rig.tick()
+        assert rig.loop.limits == Limits(9, 4096, 0.02)
+        assert rig.loop.decisions[-1].notes[-1].code == Code.PINNED
+        rig.stage.now = 10.0
+        rig.tick()
+        assert rig.loop.limits.max_batch_size == 2
+        assert rig.loop.pin is None
+
+    def test_a_size_over_the_capacity_is_clamped_and_says_so(self) -> None:
+        rig = Rig.build(seats=3, size=16)
+        rig.tick()
+        decision = rig.loop.decisions[-1]
+        assert decision.after.max_batch_size == 3
+        assert decision.sentence() == ("B 16 -> 3: as it is (B capacity: 16 is above 3)")
