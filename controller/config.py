@@ -1,9 +1,9 @@
-"""Everything that can be configured: one frozen, typed model, and its JSON schema."""
+"""Everything that can be configured, in one frozen and typed model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
@@ -158,7 +158,7 @@ class Config(Section):
     """The hard range of each limit."""
     control: ControlConfig = ControlConfig()
     """The control loop."""
-    executors: tuple[ExecutorConfig, ...] = (ContinuousExecutor(),)
+    executors: tuple[ExecutorConfig, ...] = (ContinuousExecutor(kind="continuous"),)
     """What runs batches. A file that lists executors lists all of them."""
     log: LogConfig = LogConfig()
     """Structured logs."""
@@ -191,12 +191,3 @@ def _tier(name: str, written: TierConfig) -> Tier:
         max_seats=written.max_seats,
         wait_timeout_s=written.wait_timeout,
     )
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of a configuration file (draft 2020-12), with units and defaults."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Config.model_json_schema(),
-        "title": "Headway configuration",
-    }

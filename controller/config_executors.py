@@ -47,7 +47,7 @@ _OWN_KEYS = frozenset({"name", "group", "kind", "stall_after", "load_timeout", "
 class ContinuousExecutor(_Executor):
     """A causal language model in a folder, run by transformers' continuous batching."""
 
-    kind: Literal["continuous"] = "continuous"
+    kind: Literal["continuous"]
     """Which executor: a torch model in a process of its own."""
     model: Annotated[str, Field(min_length=1)] = "demo"
     """Folder of the model, or `demo` for the small model that `make serve` installs."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from controller.config import Config
+from controller.config_keys import all_paths, sections_at
 from controller.config_tree import Path, Problem, dotted, step
-from controller.config_types import Section
 
 
 def explain(detail: ErrorDetails, root: dict[str, Any]) -> Problem:
@@ -58,46 +57,11 @@ def _written_path(detail: ErrorDetails, root: dict[str, Any]) -> Path:
 def _hint(location: tuple[int | str, ...]) -> str:
     """Which known key was meant by an unknown one, or else what is known there."""
     *around, unknown = location
-    known = sorted({key for model in _models_at(around) for key in model.model_fields})
+    known = sorted({key for model in sections_at(around) for key in model.model_fields})
     near = get_close_matches(str(unknown), known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]}?"
-    homes = [dotted(path) for path in _all_paths(Config, ()) if path[-1] == unknown]
+    homes = [dotted(path) for path in all_paths(Config) if path[-1] == unknown]
     if homes:
         return f"it belongs at {' or '.join(homes)}"
     return f"known here: {', '.join(known)}"
-
-
-def _models_at(location: list[int | str]) -> list[type[Section]]:
-    """The sections that may stand at a location; names of tiers and list indices change nothing."""
-    models: list[type[Section]] = [Config]
-    for key in location:
-        inner = [
-            m for model in models if key in model.model_fields for m in _inner(model, str(key))
-        ]
-        tagged = [m for m in models if key in get_args(_annotation(m, "kind"))]
-        models = inner or tagged or models
-    return models
-
-
-def _annotation(model: type[Section], key: str) -> Any:
-    field = model.model_fields.get(key)
-    return None if field is None else field.annotation
-
-
-def _inner(model: type[Section], key: str) -> list[type[Section]]:
-    """The sections inside the annotation of a field, through unions, mappings and tuples."""
-    found, waiting = [], [_annotation(model, key)]
-    while waiting:
-        annotation = waiting.pop()
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            found.append(annotation)
-        waiting.extend(get_args(annotation))
-    return found
-
-
-def _all_paths(model: type[Section], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for key in model.model_fields:
-        yield (*prefix, key)
-        for inner in _inner(model, key):
-            yield from _all_paths(inner, (*prefix, key))

@@ -20,8 +20,9 @@ from policies.reading import (
 
 
 class Threshold:
-    """B and W up while many wait per seat and the device has time to spare; down when few wait
-    and inter-token latency is near its target.
+    """B and W up while many wait and the device has time to spare, down when latency is near.
+
+    Up: enough wait per seat. Down: few wait and inter-token latency is near its target.
 
     Regime: batches whose cost is known only roughly, a device that reports its utilisation (the
     executor's busy fraction stands in where there is none, and the reason says so). A device

@@ -1,0 +1,160 @@
+"""The command `headway`: reads a configuration, and serves it or says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gateway.names import ForeignPackage, check_packages
+
+if TYPE_CHECKING:
+    from controller.config import Config
+
+app = typer.Typer(
+    name="headway",
+    help="Keeps setting the batch size and batch wait of a model server from what it sees.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+policies = typer.Typer(help="The rules that propose limits.", no_args_is_help=True)
+app.add_typer(policies, name="policies")
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. log.level=debug."),
+]
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file.")] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of a causal language model, for executor 0.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port, 0 for any.")] = None,
+    set_: Set = None,
+) -> None:
+    """Serve a model behind an adaptive batch until SIGTERM or Ctrl-C."""
+    if config is None and model is None:
+        _fail("name a configuration with -c FILE, or a model's folder with --model DIR")
+    flags = {"executors.0.model": model, "server.host": host, "server.port": port}
+    overrides = {key: json.dumps(value) for key, value in flags.items() if value is not None}
+    loaded = _load(config, overrides | _pairs(set_))
+    # The daemon brings aiohttp and all of the core; nothing else here needs them.
+    from gateway.daemon import serve as run
+
+    raise typer.Exit(run(loaded))
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="YAML file.")],
+    *,
+    set_: Set = None,
+) -> None:
+    """Say whether a configuration is right, or list everything that is wrong with it."""
+    loaded = _load(file, _pairs(set_))
+    executors = ", ".join(f"{e.name} ({e.kind}, {e.model})" for e in loaded.executors)
+    typer.echo(f"ok: {file}")
+    typer.echo(f"  listens on {loaded.server.host}:{loaded.server.port}")
+    typer.echo(f"  tiers      {', '.join(tier.name for tier in loaded.tier_list())}")
+    typer.echo(f"  policy     {loaded.control.policy.type}")
+    typer.echo(f"  executors  {executors}")
+
+
+@app.command()
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The reference for people instead.")
+    ] = False,
+) -> None:
+    """Print the JSON schema of the configuration, which editors read."""
+    if markdown:
+        from controller.config_reference import markdown as reference
+
+        typer.echo(reference(), nl=False)
+    else:
+        from controller.config_keys import schema as made
+
+        typer.echo(json.dumps(made(), indent=2))
+
+
+@policies.command("list")
+def list_policies() -> None:
+    """Print every policy type with what it is for."""
+    from policies.registry import PolicyError, load, types
+
+    for name, target in types().items():
+        try:
+            words = (load(name).__doc__ or "").strip().split("\n")[0]
+        except PolicyError as error:
+            words = f"cannot be used: {error}"
+        typer.echo(f"{name:<14} {words}  [{target}]")
+
+
+@policies.command("show")
+def show_policy(type_: Annotated[str, typer.Argument(metavar="TYPE")]) -> None:
+    """Print what a policy does and its parameters, with ranges and defaults."""
+    import inspect
+
+    from policies.parameters import describe
+    from policies.registry import PolicyError, load
+
+    try:
+        policy = load(type_)
+    except PolicyError as error:
+        _fail(str(error))
+    typer.echo(inspect.getdoc(policy) or "")
+    described = describe(policy.Parameters)
+    typer.echo("\nparameters:" if described else "\nIt has no parameters.")
+    for one in described:
+        bounds = f"[{'' if one.low is None else one.low}..{'' if one.high is None else one.high}]"
+        default = "required" if one.default is None else f"default {one.default}"
+        typer.echo(f"  {one.name}: {one.type} {bounds}, {default}\n      {one.doc}")
+
+
+def main() -> None:
+    """The entry point of the command."""
+    try:
+        check_packages()
+    except ForeignPackage as error:
+        _fail(str(error))
+    # A policy of the user's own, `module:Class`, may lie in the folder where they work; last on
+    # the path it cannot take the place of anything installed.
+    sys.path.append(os.getcwd())
+    app()
+
+
+def _load(path: Path | None, overrides: dict[str, str]) -> Config:
+    from controller.config_load import load
+    from controller.errors import ConfigError
+
+    try:
+        return load(path, env=os.environ, overrides=overrides)
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        _fail("\n".join([f"{count} in the configuration", *(f"  {line}" for line in lines)]))
+
+
+def _pairs(given: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            _fail(f"--set {text}: should be KEY=VALUE, such as log.level=debug")
+        pairs[key] = value
+    return pairs
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"headway: {message}", err=True)
+    raise SystemExit(1)
