@@ -1,0 +1,272 @@
+"""How transformers' continuous batching is driven by hand: the one file that knows its insides.
+
+Written against transformers 5.24; `tests/executor/test_paged.py` fails where they have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+from transformers.generation.continuous_batching.requests import (
+    FutureRequestState,
+    RequestState,
+    RequestStatus,
+)
+from transformers.generation.continuous_batching.utils import (
+    find_head_dim,
+    find_num_key_value_heads,
+)
+
+from executor import attention
+
+VERSION = "5.24"
+
+Choose = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
+"""Next tokens [n] from float32 logits [n, vocabulary] of the sequences with these names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one sequence did in a step: `queries` tokens computed after `past` in KV memory.
+    `token` is None where a part of the prompt is still to come."""
+
+    name: str
+    queries: int
+    past: int
+    is_decode: bool
+    token: int | None
+    is_finished: bool
+
+
+class _NoRouter:
+    """Takes the outputs that nobody reads: we look at the sequences themselves."""
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        pass
+
+
+class PagedBatch:
+    """Sequences of one causal model over a paged KV cache, stepped by hand. One thread only.
+
+    `num_blocks` None sizes the cache from the accelerator's free memory. Raises ValueError where
+    the model cannot be batched like this, or does not fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_seqs: int,
+        max_step_tokens: int,
+        block_size: int,
+        num_blocks: int | None,
+        prefix_sharing: bool,
+        is_stock: bool = False,
+    ) -> None:
+        """`is_stock` keeps transformers' own dense attention, to compare with."""
+        self._model = model
+        self._is_ours = not is_stock and _can_attend_by_sequence(model.config)
+        config = ContinuousBatchingConfig(
+            page_size=block_size,
+            num_blocks=num_blocks,
+            max_batch_tokens=max_step_tokens,
+            max_requests_per_batch=max_seqs,
+            max_blocks_per_request=0,
+            allow_block_sharing=prefix_sharing,
+            use_async_batching=False,
+            use_cuda_graph=False,
+            auto_switch_to_flash=False,
+            # How full memory may get is decided where requests are admitted, not here.
+            safety_margin=0.0,
+        )
+        greedy: Any = GenerationConfig  # its constructor is not typed
+        manager = ContinuousBatchingManager(model, greedy(do_sample=False), config)
+        if self._is_ours:
+            attention.register()
+            model.set_attn_implementation(attention.NAME)
+        self._processor: Any
+        try:
+            self._processor = manager._create_batch_processor()
+        except MemoryError as error:
+            raise ValueError(
+                f"{num_blocks} KV blocks of {block_size} tokens with steps of {max_step_tokens}"
+                f" tokens do not fit in memory ({error}); lower num_blocks or max_step_tokens"
+            ) from error
+        self._processor.output_router = _NoRouter()
+        self._cache: Any = self._processor.cache
+        self._inputs: Any = self._processor.inputs_and_outputs
+        self._scheduler: Any = self._processor.scheduler
+        self._keeps_logits = bool(model._supports_logits_to_keep())
+        self.max_step_tokens = int(self._cache.max_batch_tokens)
+        self.kv_tokens = int(self._cache.num_blocks) * block_size
+        self._block_size = block_size
+        self._pool_bytes = int(self._cache.num_sectors * self._cache.bytes_per_sector)
+
+    def add(
+        self, name: str, tokens: list[int], *, max_new_tokens: int, stop_ids: Iterable[int]
+    ) -> None:
+        """Queue a sequence; it begins at the next step that has room."""
+        state = RequestState(
+            request_id=name,
+            initial_tokens=tokens,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=list(stop_ids),
+        )
+        self._scheduler.add_waiting_request(state)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Let sequences go at once, running or waiting; unknown names are ignored."""
+        for name in names:
+            self._scheduler.set_request_cancellation(name)
+        self._scheduler.clear_cancelled_requests()
+        # Only a sequence that finishes would lift this, and there may be none left.
+        self._scheduler.block_new_requests = False
+
+    def step(self, max_tokens: int, choose: Choose) -> list[Advance]:
+        """Compute up to `max_tokens` tokens; answers what moved (nothing, if nothing could).
+
+        After an exception nothing in here can be trusted: `reset` and add everything again.
+        """
+        processor = self._processor
+        processor.max_batch_tokens = max_tokens
+        self._make_room()
+        with torch.inference_mode():
+            if not processor.prepare_next_batch():
+                return []
+            rows = [
+                (future, future.state.position_offset - future.query_length, _decodes(future))
+                for future in self._inputs.requests_in_batch
+            ]
+            self._forward(choose)
+            processor.update_batch()
+        return [
+            Advance(
+                name=future.state.request_id,
+                queries=future.query_length,
+                past=past,
+                is_decode=is_decode,
+                token=future.state.generated_tokens[-1] if future.has_new_token else None,
+                is_finished=bool(future.state.status == RequestStatus.FINISHED),
+            )
+            for future, past, is_decode in rows
+        ]
+
+    def _forward(self, choose: Choose) -> None:
+        """The model, and the choice of tokens, for the batch that was prepared."""
+        inputs = self._inputs
+        batch: dict[str, Any] = inputs.get_model_kwargs()
+        futures = inputs.requests_in_batch
+        names = [future.state.request_id for future in futures if future.has_new_token]
+        wanted = batch["logits_indices"][: len(names)]
+        if self._keeps_logits:
+            batch["logits_to_keep"] = wanted
+        if self._is_ours:
+            lengths = [(f.query_length, f.state.position_offset) for f in futures]
+            layout = attention.lay_out(lengths, self._model.device, dtype=self._model.dtype)
+            batch["layout"] = layout
+            # Without anything to read from the cache, keys come as they are, in their order.
+            read = batch["read_index"][0]
+            if read.numel():
+                batch["read_index"] = [read[layout.order]]
+        logits = self._model(**batch).logits[0]
+        if names:
+            rows = logits if self._keeps_logits else logits[wanted]
+            inputs.output_ids[0, : len(names)] = choose(rows.float(), names)
+        inputs.retrieve_device_outputs()
+
+    def rounded(self, tokens: int) -> int:
+        """The KV memory, in tokens, that a sequence of so many takes: whole blocks."""
+        return -(-tokens // self._block_size) * self._block_size
+
+    def held_tokens(self) -> int:
+        """KV memory that sequences hold, in tokens; what is only kept for reuse is free."""
+        held = self._pool_bytes - self._free_bytes() - self._kept_bytes()
+        return held * self.kv_tokens // self._pool_bytes
+
+    def _free_bytes(self) -> int:
+        return int(self._cache.compute_free_capacity(relative=False))
+
+    def _kept_bytes(self) -> int:
+        """What is kept for reuse only. transformers counts it as taken."""
+        allocators = self._cache.cache_allocators.values()
+        return sum(int(a.bytes_per_block) * len(a.ledger.cached_blocks) for a in allocators)
+
+    def _make_room(self) -> None:
+        """Give up what is only kept for reuse as soon as sequences might need the memory.
+
+        transformers does so one step late: after a sequence has stood still for want of it.
+        """
+        if not self._kept_bytes():
+            return
+        scheduler, size = self._scheduler, self._block_size
+        states = chain(scheduler.waiting_requests.values(), scheduler.active_requests.values())
+        blocks = sum(len(state.remaining_prefill_tokens) // size + 1 for state in states)
+        if self._free_bytes() * self.kv_tokens < blocks * size * self._pool_bytes:
+            self._cache.evict_cached_blocks()
+            self._cache.pool.try_to_free_sectors()
+
+    def reset(self) -> None:
+        """Drop every sequence and all of the cache, whatever happened before."""
+        self._processor.reset()
+        # Contents of the cache are not trusted after an error: no prefix is reused either.
+        self._cache.reset()
+
+    def probe(self, sequences: int, *, context: int, queries: int) -> float:
+        """Seconds of a step of `sequences`, each computing `queries` tokens after `context` ones.
+
+        The contents are made up, only the work is real. Nothing else may be running.
+        """
+        futures = []
+        for i in range(sequences):
+            state = RequestState(f"probe {i}", [0] * (context + queries), max_new_tokens=1)
+            state._status = RequestStatus.DECODING
+            state.tokens_to_process = [0] * queries
+            state.position_offset = context
+            if not self._cache.can_store_request_tokens(state, queries):
+                raise ValueError(f"{sequences} sequences of {context + queries} tokens do not fit")
+            futures.append(FutureRequestState(state, True, {}, queries))
+        start = perf_counter()
+        with torch.inference_mode():
+            self._inputs.prepare_batch_tensors(
+                futures,
+                self._processor.logit_processor,
+                use_decode_fast_path=False,
+                num_q_tokens=sequences * queries,
+                max_kv_read=sequences * context,
+                use_padding=False,
+            )
+            self._forward(lambda logits, names: logits.argmax(dim=-1))
+            self._inputs.prepare_batch_update()
+        duration = perf_counter() - start
+        self._cache.reset()
+        return duration
+
+
+def token_bytes(model: Any) -> int:
+    """KV memory of one token of one sequence."""
+    config = model.config.get_text_config()
+    width = find_num_key_value_heads(config) * find_head_dim(config)
+    return int(2 * config.num_hidden_layers * width * model.dtype.itemsize)
+
+
+def _decodes(future: Any) -> bool:
+    return bool(future.state.generated_tokens)
+
+
+def _can_attend_by_sequence(config: Any) -> bool:
+    """Whether plain full attention is all that the model needs."""
+    text = config.get_text_config()
+    return (
+        set(group_layers_by_attn_type(text)) == {"full_attention"}
+        and getattr(text, "attn_logit_softcapping", None) is None
+        and getattr(text, "model_type", "") != "gpt_oss"
+    )
