@@ -125,6 +125,7 @@ class ExecutorProcess:
     def start(self) -> None:
         """Begin to start it, on the running event loop; harmless when it was started before."""
         if self._task is None:
+            self._set(State.STARTING, "starting a process")
             self._task = asyncio.get_running_loop().create_task(self._supervise())
             self._task.add_done_callback(self._on_supervisor_done)
 
