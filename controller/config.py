@@ -190,4 +190,6 @@ def _tier(name: str, written: TierConfig) -> Tier:
         max_queue_bytes=written.max_queue_size,
         max_seats=written.max_seats,
         wait_timeout_s=written.wait_timeout,
+        start_within_s=written.start_within,
+        finish_within_s=written.finish_within,
     )

@@ -1,0 +1,179 @@
+"""The single writer: everything that happens to a request or an executor goes through here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+
+from controller.batcher import Batcher
+from controller.errors import NotReady
+from controller.observer import Observer
+from controller.queues import Permit
+from controller.request import Ended, Outcome, Request
+from executor.contract import Capacity, Loading, Ready, Report, TextModel, Work
+from gateway.contract import Sink
+from gateway.views import request_view
+
+# How many ended requests are remembered for whoever asks where their time went.
+REMEMBERED = 1000
+# Until an executor has loaded once, this is how long its restart is thought to take.
+FIRST_LOAD_S = 10.0
+
+
+class Sender(Protocol):
+    """An executor as the dispatcher needs it."""
+
+    def send(self, work: Work) -> None:
+        """Write a message; dropped when nobody is there."""
+
+
+class Dispatcher:
+    """Drives the batcher in real time: calls it, carries its plans out, wakes when it asks.
+
+    All methods run on the event loop. Tokens go straight from a report to their sinks: no queue,
+    no task. The methods `on_*` are the executors' events.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        observer: Observer,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.batcher = batcher
+        self.executors: dict[str, Sender] = {}
+        self.clock = clock
+        self.remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        # Set while no request waits or runs.
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self._observer = observer
+        self._sinks: dict[str, Sink] = {}
+        self._text: TextModel | None = None
+        self._capacity: Capacity | None = None
+        self._pumping = False
+        self._again = False
+        self._wake: asyncio.TimerHandle | None = None
+        self._down_since: dict[str, float] = {}
+        self._load_s: dict[str, float] = {}
+        self._log = structlog.get_logger("headway.dispatcher")
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def model(self) -> tuple[TextModel, Capacity]:
+        """What is served. Raises NotReady before the first executor was ready."""
+        if self._text is None or self._capacity is None:
+            raise NotReady("the model is still loading", retry_after_s=1.0)
+        return self._text, self._capacity
+
+    def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
+        """See `Desk.reserve`."""
+        return self.batcher.reserve(
+            tier, requests=requests, tokens=tokens, size=size, now=self.clock()
+        )
+
+    def offer(self, request: Request, permit: Permit, sink: Sink) -> None:
+        """See `Desk.offer`."""
+        self.batcher.offer(request, permit, self.clock())
+        self._sinks[request.id] = sink
+        self.pump()
+
+    def cancel(self, request_id: str, outcome: Outcome, reason: str) -> bool:
+        """See `Desk.cancel`."""
+        known = self.batcher.cancel(request_id, self.clock(), outcome, reason)
+        if known:
+            self.pump()
+        return known
+
+    def pump(self) -> None:
+        """Poll the batcher and carry its plan out; safe to call from within a sink."""
+        if self._pumping:
+            self._again = True
+            return
+        self._pumping = True
+        try:
+            self._again = True
+            while self._again:
+                self._again = False
+                plan = self.batcher.poll(self.clock())
+                for name, work in plan.work.items():
+                    self.executors[name].send(work)
+                for ended in plan.ended:
+                    self._tell_end(ended)
+        finally:
+            self._pumping = False
+        if self.batcher.book.requests:
+            self.empty.clear()
+        else:
+            self.empty.set()
+        self._wake_at(plan.wake_at)
+
+    # --- executors --------------------------------------------------------------------------
+
+    def on_loading(self, name: str, loading: Loading) -> None:
+        """An executor says how far it is."""
+        self._down_since.setdefault(name, self.clock())
+        self._log.info("loading", executor=name, stage=loading.stage, fraction=loading.fraction)
+
+    def on_ready(self, name: str, incarnation: int, ready: Ready) -> None:
+        """An executor takes work from now on."""
+        now = self.clock()
+        self._text, self._capacity = ready.text, ready.capacity
+        if (since := self._down_since.pop(name, None)) is not None:
+            self._load_s[name] = now - since
+        self._observer.warmed_up(name, ready.warmup)
+        self.batcher.on_ready(name, incarnation, ready.capacity, now)
+        self._log.info(
+            "executor ready",
+            executor=name,
+            model=ready.capacity.model,
+            device=ready.capacity.device,
+            seats=ready.capacity.max_seqs,
+            kv_tokens=ready.capacity.kv_tokens,
+        )
+        self.pump()
+
+    def on_report(self, name: str, incarnation: int, report: Report) -> None:
+        """A step: its tokens go out, then what they set free is used."""
+        now = self.clock()
+        if report.warning:
+            self._log.warning("executor warns", executor=name, warning=report.warning)
+        sinks = self._sinks
+        for request, ids in self.batcher.on_report(name, incarnation, report, now):
+            if (sink := sinks.get(request.id)) is not None:
+                sink.on_tokens(ids, now)
+        self.pump()
+
+    def on_lost(self, name: str, incarnation: int, reason: str, restart_in_s: float | None) -> None:
+        """An executor is gone; what it held waits again."""
+        now = self.clock()
+        self._down_since[name] = now
+        back_at = None
+        if restart_in_s is not None:
+            back_at = now + restart_in_s + self._load_s.get(name, FIRST_LOAD_S)
+        self._log.error("executor lost", executor=name, reason=reason, restart_in_s=restart_in_s)
+        self.batcher.on_lost(name, incarnation, now, back_at=back_at)
+        self.pump()
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _tell_end(self, ended: Ended) -> None:
+        request = ended.request
+        self.remembered[request.id] = request_view(request, self.clock())
+        if len(self.remembered) > REMEMBERED:
+            self.remembered.popitem(last=False)
+        if (sink := self._sinks.pop(request.id, None)) is not None:
+            sink.on_end(ended)
+
+    def _wake_at(self, instant: float | None) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if instant is not None:
+            delay_s = max(0.0, instant - self.clock())
+            self._wake = asyncio.get_running_loop().call_later(delay_s, self.pump)

@@ -1,0 +1,45 @@
+"""How the daemon logs: structured, to stderr, for people on a terminal and as JSON elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
+    """Configure structlog for this process, and the standard library's loggers with it."""
+    people = style == "console" or (style == "auto" and sys.stderr.isatty())
+    renderer: structlog.types.Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if people
+        else structlog.processors.JSONRenderer()
+    )
+    shared: list[structlog.types.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # A console renders tracebacks itself, and better.
+    traceback = [] if people else [structlog.processors.format_exc_info]
+    structlog.configure(
+        processors=[*shared, *traceback, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *traceback,
+                renderer,
+            ],
+            foreign_pre_chain=shared,
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=_LEVELS[level], force=True)

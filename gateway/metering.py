@@ -1,0 +1,170 @@
+"""What becomes of events and state in Prometheus: a listener, and a look at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from controller.batcher import Batcher
+from controller.decision import Decision
+from controller.guard import Code, Guard
+from controller.ledger import ExecutorSeats
+from controller.listener import Listener
+from controller.observer import Observer
+from controller.plan import Dispatch, Why
+from controller.request import Ended, Outcome, Request
+from executor.contract import Report
+from metrics.gpu import GpuSample
+from metrics.instruments import Instruments
+from metrics.series import show
+
+# How requests end when nothing goes wrong here, so that these series exist from the start.
+ENDS = (
+    (Outcome.FINISHED, "stop"),
+    (Outcome.FINISHED, "length"),
+    (Outcome.REJECTED, "rate_limit_exceeded"),
+    (Outcome.REJECTED, "not_ready"),
+    (Outcome.REJECTED, "draining"),
+    (Outcome.EXPIRED, "start_by"),
+    (Outcome.EXPIRED, "finish_by"),
+    (Outcome.CANCELLED, "disconnect"),
+    (Outcome.FAILED, "executor_failed"),
+)
+MOVES = ("moved", "kept", "held_back", "error")
+
+
+def build_instruments(batcher: Batcher, *, version: str, policies: Iterable[str]) -> Instruments:
+    """Instruments for the tiers, executors and groups of this batcher."""
+    return Instruments(
+        version=version,
+        tiers=list(batcher.queues),
+        executors=list(batcher.executors),
+        groups=sorted({seats.group for seats in batcher.executors.values()}),
+        ends=ENDS,
+        policies=sorted(set(policies)),
+        decision_codes=MOVES,
+        guard_codes=list(Code),
+        dispatch_reasons=list(Why),
+    )
+
+
+class Meter(Listener):
+    """Counts what happens. Bound to its instruments once the batcher that tells it exists."""
+
+    def __init__(self) -> None:
+        self.instruments: Instruments
+
+    def offered(self, request: Request, now: float) -> None:
+        self.instruments.tiers[request.tier].offered.inc()
+
+    def rejected(self, tier: str, requests: int, reason: str, now: float) -> None:
+        self.instruments.tiers[tier].offered.inc(requests)
+        self.instruments.ended.labels(tier, Outcome.REJECTED, reason).inc(requests)
+
+    def dispatched(self, request: Request, now: float) -> None:
+        if request.attempt == 1:
+            tier = self.instruments.tiers[request.tier]
+            tier.queue_wait_s.observe(max(0.0, now - request.arrival))
+            tier.hold_s.observe(request.hold_s)
+            tier.prompt_tokens.inc(len(request.prompt))
+
+    def batch(self, dispatch: Dispatch, now: float) -> None:
+        self.instruments.dispatches.labels(dispatch.executor, dispatch.why).inc()
+
+    def first_token(self, request: Request, now: float) -> None:
+        self.instruments.tiers[request.tier].ttft_s.observe(max(0.0, now - request.arrival))
+
+    def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        executor = self.instruments.executors[seats.name]
+        if report.kv_tokens is not None and seats.capacity is not None:
+            executor.kv_tokens.set(report.kv_tokens)
+            executor.kv_usage.set(report.kv_tokens / seats.capacity.kv_tokens)
+        if report.sample is not None and report.steps:
+            executor.step_batch_size.observe(report.sample.sequences)
+            executor.step_duration_s.observe(report.sample.duration_s / report.steps)
+            executor.step_fill.observe(min(1.0, report.sample.sequences / seats.size_limit))
+
+    def ended(self, ended: Ended, now: float) -> None:
+        request, tier = ended.request, self.instruments.tiers[ended.request.tier]
+        self.instruments.ended.labels(request.tier, ended.outcome, ended.reason).inc()
+        tier.generated_tokens.inc(len(request.tokens))
+        times = request.times
+        if ended.outcome is Outcome.FINISHED:
+            tier.e2e_s.observe(max(0.0, now - request.arrival))
+            if times.first_token is not None and times.last_token and len(request.tokens) > 1:
+                decode_s = times.last_token - times.first_token
+                tier.itl_s.observe(max(0.0, decode_s / (len(request.tokens) - 1)))
+
+    def decided(self, decision: Decision) -> None:
+        """A tick came to an end."""
+        instruments = self.instruments
+        moved = "moved" if decision.moved else "held_back" if decision.notes else "kept"
+        code = "error" if decision.error else moved
+        instruments.decisions.labels(decision.policy, code).inc()
+        if decision.error:
+            instruments.policy_errors.labels(decision.policy).inc()
+        for note in decision.notes:
+            instruments.refusals.labels(note.limit, note.code).inc()
+        instruments.tick_s.observe(decision.duration_s)
+        for executor in decision.signals.executors:
+            seen = executor.utilization
+            instruments.executors[executor.name].show_utilization(
+                None if seen is None else seen.value, None if seen is None else seen.source
+            )
+
+    def look(
+        self,
+        batcher: Batcher,
+        observer: Observer,
+        guards: Mapping[str, Guard],
+        *,
+        now: float,
+        ready: bool,
+        gpu: GpuSample | None,
+    ) -> None:
+        """Set the gauges to what is the case now; called at each scrape."""
+        instruments = self.instruments
+        for name, queue in batcher.queues.items():
+            tier, oldest = instruments.tiers[name], queue.oldest()
+            tier.queue_requests.set(len(queue))
+            tier.queue_tokens.set(queue.tokens)
+            tier.queue_oldest_s.set(0.0 if oldest is None else max(0.0, now - oldest.arrival))
+        for seats in batcher.executors.values():
+            executor = instruments.executors[seats.name]
+            executor.ready.set(seats.ready)
+            for tier_name, gauge in executor.running.items():
+                gauge.set(seats.by_tier.get(tier_name, 0))
+            group = instruments.groups[seats.group]
+            group.batch_size.set(seats.limits.max_batch_size)
+            group.batch_tokens.set(seats.limits.max_batch_tokens)
+            group.wait_s.set(seats.limits.wait_timeout_s)
+            group.epoch.set(seats.epoch)
+        for name, guard in guards.items():
+            self._show_envelope(name, guard)
+        used = [record.kv for record in observer.executors.values() if record.kv is not None]
+        show(instruments.kv_usage, max(used, default=None))
+        instruments.waiting.set(batcher.queued())
+        instruments.ready.set(ready)
+        show(instruments.device_memory_used, None if gpu is None else gpu.memory_used)
+        show(instruments.device_memory, None if gpu is None else gpu.memory_size)
+
+    def _show_envelope(self, group: str, guard: Guard) -> None:
+        shown, envelope = self.instruments.groups[group], guard.envelope
+        for pair, low, high in (
+            (
+                shown.envelope_batch_size,
+                envelope.low.max_batch_size,
+                _lower(envelope.high.max_batch_size, envelope.capacity_seqs),
+            ),
+            (
+                shown.envelope_batch_tokens,
+                envelope.low.max_batch_tokens,
+                _lower(envelope.high.max_batch_tokens, envelope.capacity_tokens),
+            ),
+            (shown.envelope_wait_s, envelope.low.wait_timeout_s, envelope.high.wait_timeout_s),
+        ):
+            pair[0].set(low)
+            pair[1].set(high)
+
+
+def _lower(high: int, capacity: int | None) -> int:
+    return high if capacity is None else min(high, capacity)

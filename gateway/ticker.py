@@ -1,0 +1,107 @@
+"""When the control loops tick: on schedule, and once more when somebody sets limits by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from controller.decision import Decision
+from controller.loop import ControlLoop
+from controller.signals import Device
+from executor.process import ExecutorProcess
+from gateway.dispatcher import Dispatcher
+from gateway.metering import Meter
+from metrics.gpu import GpuMeter, GpuSample
+
+# A loop that has not ticked for so many intervals (and at least a second) is not healthy.
+MISSED_TICKS = 8
+
+
+class Ticker:
+    """Owns timer and deadline of the control loops, and reads the devices for them."""
+
+    def __init__(
+        self,
+        loops: Mapping[str, ControlLoop],
+        dispatcher: Dispatcher,
+        processes: Mapping[str, ExecutorProcess],
+        *,
+        meter: Meter,
+        interval_s: float,
+        gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
+    ) -> None:
+        self.loops = loops
+        self.gpu: GpuSample | None = None
+        self._dispatcher = dispatcher
+        self._processes = processes
+        self._meter = meter
+        self._interval_s = interval_s
+        self._gpu_meter = gpu_meter
+        self._meters: dict[str, GpuMeter] = {}
+        self._ticked_at = dispatcher.clock()
+        self._errors: dict[str, str] = {}
+        self._log: Any = structlog.get_logger("headway.control")
+
+    async def run(self) -> None:
+        """Tick until cancelled. A tick that comes late is not made up for."""
+        due = self._dispatcher.clock()
+        while True:
+            self.tick()
+            now = self._dispatcher.clock()
+            due = max(due + self._interval_s, now)
+            await asyncio.sleep(due - now)
+
+    def tick(self) -> None:
+        """One tick of every loop, and a look at whether every executor makes progress."""
+        now = self._dispatcher.clock()
+        devices = {name: self._device(name) for name in self._processes}
+        for loop in self.loops.values():
+            self._note(loop.tick(now, wall=time.time(), devices=devices))
+        seats = self._dispatcher.batcher.executors
+        for name, process in self._processes.items():
+            process.check_progress(now, len(seats[name].seats))
+        self._ticked_at = now
+        # New limits reach executors and free seats at once.
+        self._dispatcher.pump()
+
+    def healthy(self) -> bool:
+        """Whether the loops tick."""
+        patience_s = max(1.0, MISSED_TICKS * self._interval_s)
+        return self._dispatcher.clock() - self._ticked_at < patience_s
+
+    def close(self) -> None:
+        """Let the devices go."""
+        for meter in self._meters.values():
+            meter.close()
+
+    def _note(self, decision: Decision) -> None:
+        self._meter.decided(decision)
+        told = self._errors.get(decision.group, "")
+        if decision.error and decision.error != told:
+            self._log.error("policy failed", group=decision.group, reason=decision.reason)
+        elif decision.moved:
+            self._log.info(
+                "limits",
+                group=decision.group,
+                epoch=decision.epoch,
+                policy=decision.policy,
+                decision=decision.sentence(),
+            )
+        self._errors[decision.group] = decision.error
+
+    def _device(self, executor: str) -> Device:
+        capacity = self._dispatcher.batcher.executors[executor].capacity
+        if capacity is None:
+            return Device()
+        meter = self._meters.get(executor)
+        if meter is None:
+            meter = self._meters[executor] = self._gpu_meter(capacity.device)
+        sample = meter.sample()
+        if sample is None:
+            return Device()
+        self.gpu = sample
+        return Device(sample.utilization, sample.memory_used / sample.memory_size)

@@ -1,0 +1,97 @@
+"""How requests, decisions and signals are shown to an operator: plain JSON objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from controller.decision import Decision
+from controller.request import Request
+from policies.contract import Limits
+
+
+def limits_view(limits: Limits) -> dict[str, Any]:
+    """Limits, times in seconds."""
+    return {
+        "max_batch_size": limits.max_batch_size,
+        "max_batch_tokens": limits.max_batch_tokens,
+        "wait_timeout_s": limits.wait_timeout_s,
+        "tiers": {name: dataclasses.asdict(tier) for name, tier in limits.tiers.items()},
+    }
+
+
+def request_view(request: Request, now: float) -> dict[str, Any]:
+    """Where a request waits, or where its time went; `now` is monotonic seconds.
+
+    `queue_s + hold_s + prefill_s + decode_s` is the time from its arrival to its last token, or
+    until now while it goes on.
+    """
+    times = request.times
+    end = now if times.ended is None else times.ended
+    dispatched = end if times.dispatched is None else times.dispatched
+    began = end if times.first_token is None else times.first_token
+    last = began if times.last_token is None else times.last_token
+    return {
+        "id": request.id,
+        "tier": request.tier,
+        "client": request.client,
+        "state": request.state,
+        "outcome": request.outcome,
+        "reason": request.reason,
+        "arrived_at": request.arrived_at,
+        "executor": request.executor,
+        "epoch": request.epoch,
+        "attempt": request.attempt,
+        "prompt_tokens": len(request.prompt),
+        "generated_tokens": len(request.tokens),
+        "max_new_tokens": request.max_new_tokens,
+        "queue_s": round(max(0.0, dispatched - request.arrival - request.hold_s), 6),
+        "hold_s": round(request.hold_s, 6),
+        "prefill_s": None if times.dispatched is None else round(began - dispatched, 6),
+        "decode_s": None if times.first_token is None else round(last - began, 6),
+        "total_s": round(end - request.arrival, 6),
+    }
+
+
+def decision_view(decision: Decision) -> dict[str, Any]:
+    """A decision with what it was based on."""
+    return {
+        "number": decision.number,
+        "at": decision.at,
+        "group": decision.group,
+        "policy": decision.policy,
+        "epoch": decision.epoch,
+        "moved": decision.moved,
+        "text": decision.sentence(),
+        "reason": decision.reason,
+        "before": limits_view(decision.before),
+        "proposed": limits_view(decision.proposed),
+        "after": limits_view(decision.after),
+        "guard": [dataclasses.asdict(note) for note in decision.notes],
+        "error": decision.error,
+        "duration_s": decision.duration_s,
+        "signals": signals_view(decision),
+    }
+
+
+def signals_view(decision: Decision) -> dict[str, Any]:
+    """What a decision saw; a figure that is not known is null."""
+    signals = decision.signals
+    return {
+        "interval_s": signals.interval_s,
+        "age_s": signals.age_s,
+        "tiers": [_plain(tier) for tier in signals.tiers],
+        "executors": [_plain(executor) for executor in signals.executors],
+        "model": None if signals.model is None else _plain(signals.model),
+    }
+
+
+def _plain(record: Any) -> Any:
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if isinstance(record, Mapping):
+        return {key: _plain(value) for key, value in record.items()}
+    if isinstance(record, tuple | list):
+        return [_plain(item) for item in record]
+    return record
