@@ -179,9 +179,13 @@ async def test_work_in_flight_without_a_step_is_a_stall_at_the_exact_instant() -
         process.send(Work(1, 64, [submit("a", 9), submit("b", 9)]))
         process.check_progress(1004.75, 2)
         assert process.ready
+        stalled = process.pid
+        assert stalled is not None
         process.check_progress(1005.0, 2)
         await witness.until("lost", 1, "stalled: 5.0 s without a step, 2 in flight", 0.5)
         await witness.until("ready", 2)
+        with pytest.raises(ProcessLookupError):  # its memory was free before the next began
+            os.kill(stalled, 0)
 
 
 async def test_an_idle_executor_is_not_stalled_however_long_it_idles() -> None:
