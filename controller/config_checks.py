@@ -183,7 +183,7 @@ def _auth(config: Config) -> Iterator[Problem]:
         yield Problem(
             ("auth", "default_tier"),
             f"there is no tier {auth.default_tier!r}; there are {known}",
-            (("tiers",),),
+            (("tiers", auth.default_tier),),
         )
     for index, key in enumerate(auth.keys):
         path: Path = ("auth", "keys", index)
@@ -191,7 +191,7 @@ def _auth(config: Config) -> Iterator[Problem]:
             yield Problem(
                 (*path, "tier"),
                 f"there is no tier {key.tier!r}; there are {known}",
-                (("tiers",),),
+                (("tiers", key.tier),),
             )
         if (key.sha256 is None) == (key.env is None):
             given = "neither" if key.env is None else "both"

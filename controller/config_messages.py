@@ -61,7 +61,9 @@ def _hint(location: tuple[int | str, ...]) -> str:
     near = get_close_matches(str(unknown), known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]}?"
-    homes = [dotted(path) for path in all_paths(Config) if path[-1] == unknown]
+    homes = [path for path in all_paths(Config) if path[-1] == unknown]
+    if any(path[:-1] == tuple(around[:1]) for path in homes):
+        return f"another kind of {around[0]} has it"
     if homes:
-        return f"it belongs at {' or '.join(homes)}"
+        return f"it belongs at {' or '.join(dotted(path) for path in homes)}"
     return f"known here: {', '.join(known)}"
