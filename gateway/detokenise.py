@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -90,26 +89,6 @@ class ByteDetokeniser:
     def finish(self) -> str:
         """See Pieces."""
         return self._decoder.decode(b"", final=True)
-
-
-class WholeText:
-    """Nothing until the end, then everything: one call is cheaper than one for each token."""
-
-    __slots__ = ("_decode", "_ids", "stopped")
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self.stopped = False
-        self._decode = decode
-        self._ids: list[int] = []
-
-    def push(self, ids: list[int]) -> str:
-        """See Pieces."""
-        self._ids += ids
-        return ""
-
-    def finish(self) -> str:
-        """See Pieces."""
-        return self._decode(self._ids)
 
 
 class StoppingText:

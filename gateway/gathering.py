@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from controller.errors import HeadwayError
 from controller.request import Ended, Outcome
@@ -41,7 +42,34 @@ class Gathering:
 
 
 class WholeChoice:
-    """The sink of one choice of an answer that goes out whole."""
+    """The sink of one choice: nothing but keep the tokens, then make a text of all at once."""
+
+    __slots__ = ("_decode", "_gathering", "_ids", "_index", "_usage")
+
+    def __init__(
+        self, gathering: Gathering, *, index: int, decode: Callable[[list[int]], str], usage: Usage
+    ) -> None:
+        self._gathering = gathering
+        self._index = index
+        self._decode = decode
+        self._usage = usage
+        self._ids: list[int] = []
+
+    def on_tokens(self, ids: list[int], now: float) -> None:
+        """See Sink."""
+        self._ids += ids
+
+    def on_end(self, ended: Ended) -> None:
+        """See Sink."""
+        if ended.outcome is Outcome.FINISHED:
+            self._usage.completion_tokens += len(self._ids)
+            self._gathering.put(Choice(self._index, self._decode(self._ids), ended.reason))
+        else:
+            self._gathering.fail(failure_of(ended))
+
+
+class StoppingChoice:
+    """The sink of one choice with stop strings, which have to be looked for in every new text."""
 
     __slots__ = ("_gathering", "_id", "_index", "_pieces", "_siblings", "_text", "_usage")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,10 @@ from controller.request import Request
 from gateway.answers import Heading, Kind, Usage
 from gateway.auth import Keyring, choose_tier
 from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody
-from gateway.detokenise import StoppingText
 from gateway.parameters import clip_seed, wanted_tokens
 from gateway.preparing import Prepared, Preparer
 from gateway.prompts import prompt_count
-from gateway.request_ids import request_id_of
+from gateway.request_ids import fresh_id, request_id_of
 from gateway.responders import Responder, StreamResponder, WholeResponder
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
@@ -111,7 +109,7 @@ class Completions:
         tier = choose_tier(body.service_tier, caller, self._settings.tiers)
         heading = Heading(
             kind=kind,
-            id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}",
+            id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{fresh_id()}",
             created=int(arrived_at),
             model=self._served(body.model),
             service_tier=self._settings.tiers[tier].service_tier,
@@ -169,7 +167,7 @@ class Completions:
         siblings: Siblings,
     ) -> None:
         plan = self._settings.tiers[asked.tier]
-        body, sampling, stops = asked.body, prepared.sampling, prepared.stops
+        body, sampling = asked.body, prepared.sampling
         unbounded = wanted_tokens(body) is None
         for index in range(asked.choices):
             prompt, new_tokens = prepared.prompts[index // (body.n or 1)]
@@ -191,11 +189,8 @@ class Completions:
                     min(new_tokens, self._settings.expected_new_tokens) if unbounded else None
                 ),
             )
-            pieces = responder.pieces(prepared.language, stops=bool(stops))
-            if stops:
-                pieces = StoppingText(pieces, stops, min_tokens=sampling.min_tokens)
             siblings.add(request.id)
-            self._desk.offer(request, permit, responder.sink(request.id, index, pieces))
+            self._desk.offer(request, permit, responder.sink(request.id, index, prepared))
 
     # --- checks -----------------------------------------------------------------------------
 

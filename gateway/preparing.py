@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from executor.contract import Capacity, Sampling, TextModel
 from gateway.bodies import Body, ChatBody, CompletionBody
+from gateway.detokenise import Pieces, StoppingText
 from gateway.parameters import check_supported, sampling_of, stops_of
 from gateway.prompts import chat_messages, fitted, prompts_of
 from gateway.text import Language, Languages
@@ -27,6 +28,13 @@ class Prepared:
     prompts: list[tuple[list[int], int]]
     sampling: Sampling
     stops: tuple[str, ...]
+
+    def pieces(self) -> Pieces:
+        """For the text of one completion."""
+        pieces = self.language.detokeniser()
+        if not self.stops:
+            return pieces
+        return StoppingText(pieces, self.stops, min_tokens=self.sampling.min_tokens)
 
 
 class Preparer:

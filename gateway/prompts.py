@@ -9,7 +9,8 @@ from controller.errors import ContextLengthExceeded, InvalidRequest
 from gateway.bodies import Body, ChatBody, CompletionBody
 from gateway.parameters import wanted_tokens
 
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_PLAIN_ROLES = frozenset({"system", "user", "assistant"})
+_ROLES = _PLAIN_ROLES | {"developer", "tool", "function"}
 
 
 def fitted(prompt: list[int], body: Body, window: int) -> tuple[list[int], int]:
@@ -85,13 +86,14 @@ def prompt_count(body: Body) -> int:
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
+    role, content = message.get("role"), message.get("content")
+    if role in _PLAIN_ROLES and type(content) is str and len(message) == 2:
+        return message
     if role not in _ROLES:
         raise InvalidRequest(
             f"{where}.role: {role!r} is no role, use one of {', '.join(sorted(_ROLES))}",
             param=f"{where}.role",
         )
-    content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(
             _part(part, f"{where}.content[{index}]") for index, part in enumerate(content)

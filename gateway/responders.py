@@ -9,12 +9,11 @@ from aiohttp import HttpVersion11, web
 
 from gateway import request_ids
 from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
-from gateway.detokenise import Pieces, WholeText
-from gateway.gathering import Gathering, WholeChoice
+from gateway.gathering import Gathering, StoppingChoice, WholeChoice
+from gateway.preparing import Prepared
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 from gateway.streams import Channel, StreamedChoice
-from gateway.text import Language
 
 if TYPE_CHECKING:
     from gateway.contract import Sink
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
 class Responder(Protocol):
     """One HTTP answer in the making."""
 
-    def pieces(self, language: Language, *, stops: bool) -> Pieces:
-        """How the text of a choice is best put together for this way of answering."""
-
-    def sink(self, request_id: str, index: int, pieces: Pieces) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """Where the tokens of choice `index` go."""
 
     def abandon(self) -> None:
@@ -45,18 +41,18 @@ class WholeResponder:
         self._usage = usage
         self._gathering = Gathering(siblings, choices)
 
-    def pieces(self, language: Language, *, stops: bool) -> Pieces:
+    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """See Responder."""
-        return language.detokeniser() if stops else WholeText(language.decode)
-
-    def sink(self, request_id: str, index: int, pieces: Pieces) -> Sink:
-        """See Responder."""
-        return WholeChoice(
+        if not prepared.stops:
+            return WholeChoice(
+                self._gathering, index=index, decode=prepared.language.decode, usage=self._usage
+            )
+        return StoppingChoice(
             request_id,
             self._gathering,
             siblings=self._siblings,
             index=index,
-            pieces=pieces,
+            pieces=prepared.pieces(),
             usage=self._usage,
         )
 
@@ -100,18 +96,14 @@ class StreamResponder:
             buffer_bytes=settings.stream_buffer_bytes,
         )
 
-    def pieces(self, language: Language, *, stops: bool) -> Pieces:
-        """See Responder."""
-        return language.detokeniser()
-
-    def sink(self, request_id: str, index: int, pieces: Pieces) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """See Responder."""
         return StreamedChoice(
             request_id,
             self._channel,
             siblings=self._siblings,
             chunks=Chunks(self._heading, index, usage_follows=self._include_usage),
-            pieces=pieces,
+            pieces=prepared.pieces(),
             usage=self._usage,
         )
 

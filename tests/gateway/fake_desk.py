@@ -1,4 +1,4 @@
-"""A desk without a daemon: a test sees what is offered, and says which tokens come and how it ends."""
+"""A desk without a daemon: a test sees what is offered and says which tokens come."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ class FakeDesk:
         self.requests[request_id].tokens += ids
         self.sinks[request_id].on_tokens(ids, self.clock)
 
-    def end(
-        self, request_id: str, outcome: Outcome, reason: str, *, detail: str = ""
-    ) -> None:
+    def end(self, request_id: str, outcome: Outcome, reason: str, *, detail: str = "") -> None:
         """It is over."""
         request = self.requests.pop(request_id)
         request.outcome, request.reason = outcome, reason
