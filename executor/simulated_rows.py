@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.contract import FinishReason, Key, Sampling, SimulatedSettings, Submit
-from executor.simulated_text import END_OF_TEXT, byte_at
+from executor.simulated_text import END_OF_TEXT, PHRASE_BYTES, phrase_at
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class Row:
     """One attempt at one request: `need` tokens still to prefill, `kv` tokens held.
 
     `position` is the index of the next token in the completion; it ends before index `length`,
-    and with the end-of-text token at `ends_at` if that is not None.
+    and with the end-of-text token at `ends_at` if that is not None. `phrase` is what it is saying.
     """
 
     key: Key
@@ -27,13 +27,18 @@ class Row:
     length: int
     ends_at: int | None
     kv: int = 0
+    phrase: bytes = b""
 
     def draw(self, seed: int) -> tuple[int, FinishReason | None]:
         """The next token, and why it is the last one if it is."""
         if self.position == self.ends_at:
             return END_OF_TEXT, "stop"
-        token = byte_at(seed, self.sampling.seed, self.position)
-        if token in self.sampling.stop_token_ids and self.position >= self.sampling.min_tokens:
+        offset = self.position % PHRASE_BYTES
+        if offset == 0 or not self.phrase:
+            self.phrase = phrase_at(seed, self.sampling.seed, self.position)
+        token = self.phrase[offset]
+        stops = self.sampling.stop_token_ids
+        if stops and token in stops and self.position >= self.sampling.min_tokens:
             return token, "stop"
         return token, "length" if self.position + 1 == self.length else None
 

@@ -207,9 +207,10 @@ class Simulation:
         for row, count in plan:
             row.kv += count
             self._kv_held += count
-            row.need = max(0, row.need - count)
             if row.need:
-                continue
+                row.need -= count
+                if row.need:
+                    continue
             request_id, attempt = row.key.request_id, row.key.attempt
             token, end = row.draw(self._settings.seed)
             tokens.append(Tokens(request_id, attempt, row.position, [token]))
