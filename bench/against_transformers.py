@@ -1,0 +1,240 @@
+"""Headway against `transformers serve`: the same model, dtype and thread, in turns, as ratios.
+
+`python -m bench.against_transformers --model DIR --peer PATH/TO/bin/transformers`
+
+Both servers stay up all the time and one at a time is under load: A B B A, A B B A, ... Each
+neighbouring A and B make a pair; the two Bs (and the two As across rounds) show how much a server
+differs from itself on this machine. Tokens are counted from `usage`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.openai_load import run_round
+
+STARTUP_S = 180.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; the peer cannot say which one it chose."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server(command: list[str], port: int, log: Path) -> Iterator[str]:
+    """Run a server until the block ends; yields its address once it answers."""
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            asyncio.run(_await_ready(address, process, log))
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def _await_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise SystemExit(f"server ended with {process.returncode}: see {log}")
+            for path in ("/readyz", "/health"):
+                try:
+                    async with session.get(address + path) as response:
+                        if response.status == 200:
+                            return
+                        if path == "/readyz" and response.status == 503:
+                            break
+                except aiohttp.ClientError:
+                    pass
+            await asyncio.sleep(0.5)
+    raise SystemExit(f"server was not ready after {STARTUP_S:.0f} s: see {log}")
+
+
+def headway_command(model: Path, port: int, args: argparse.Namespace) -> list[str]:
+    """Headway with fixed limits, as wide as the peer's."""
+    most = max(args.levels)
+    config = {
+        "auth": {"default_tier": "all"},
+        "tiers": {"all": {"priority": 1}},
+        "limits": {
+            "max_batch_size": most,
+            "max_batch_tokens": args.step_tokens,
+            "wait_timeout": "5ms",
+        },
+        "envelope": {
+            "max_batch_size": [1, most],
+            "max_batch_tokens": [64, args.step_tokens],
+        },
+        "control": {"policy": {"type": "static"}},
+        "executors": [
+            {
+                "kind": "continuous",
+                "model": str(model),
+                "device": "cpu",
+                "dtype": "bfloat16",
+                "threads": 1,
+                "max_seqs": most,
+                "max_step_tokens": args.step_tokens,
+                "num_blocks": args.kv_tokens // 32,
+            }
+        ],
+        "log": {"level": "warning"},
+    }
+    path = Path(args.folder) / "headway.yaml"
+    path.write_text(json.dumps(config))
+    headway = Path(sys.executable).with_name("headway")
+    return [str(headway), "serve", "-c", str(path), "--port", str(port)]
+
+
+def peer_command(model: Path, port: int, args: argparse.Namespace) -> list[str]:
+    """`transformers serve` as its documentation starts it for continuous batching."""
+    options = {
+        "--device": "cpu",
+        "--dtype": "bfloat16",
+        "--cb-block-size": "32",
+        "--cb-num-blocks": str(args.kv_tokens // 32),
+        "--cb-max-batch-tokens": str(args.step_tokens),
+        "--host": "127.0.0.1",
+        "--port": str(port),
+    }
+    flat = [word for pair in options.items() for word in pair]
+    return [str(args.peer), "serve", str(model), "--continuous-batching", *flat]
+
+
+def measure(address: str, model: str, level: int, args: argparse.Namespace) -> float:
+    """Completion tokens per second of one round."""
+    done = asyncio.run(
+        run_round(
+            address,
+            model=model,
+            concurrency=level,
+            requests=args.requests,
+            max_tokens=args.tokens,
+        )
+    )
+    if done.failures:
+        raise SystemExit(f"{done.failures} of {args.requests} requests to {address} failed")
+    return done.tokens_per_s
+
+
+def compare(a: str, b: str, level: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of A B B A at one concurrency."""
+    served, folder = Path(args.model).name, str(args.model)
+    runs: list[tuple[float, float, float, float]] = []
+    for number in range(args.rounds):
+        first = measure(a, served, level, args)
+        second = measure(b, folder, level, args)
+        third = measure(b, folder, level, args)
+        fourth = measure(a, served, level, args)
+        runs.append((first, second, third, fourth))
+        print(
+            f"  {level:>3} at once, round {number + 1}: {first:6.1f} {second:6.1f} "
+            f"{third:6.1f} {fourth:6.1f} tokens/s (A B B A)",
+            file=sys.stderr,
+            flush=True,
+        )
+    pairs = [r[0] / r[1] for r in runs] + [r[3] / r[2] for r in runs]
+    itself = [r[1] / r[2] for r in runs]
+    return {
+        "concurrency": level,
+        "headway_tokens_per_s": statistics.median([x for r in runs for x in (r[0], r[3])]),
+        "transformers_tokens_per_s": statistics.median([x for r in runs for x in (r[1], r[2])]),
+        "ratio_median": statistics.median(pairs),
+        "ratio_min": min(pairs),
+        "ratio_max": max(pairs),
+        "transformers_against_itself": [min(itself), statistics.median(itself), max(itself)],
+        "headway_against_itself": _spread([r[0] / r[3] for r in runs]),
+        "runs": runs,
+    }
+
+
+def _spread(ratios: list[float]) -> list[float]:
+    return [min(ratios), statistics.median(ratios), max(ratios)]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The result as Markdown."""
+    lines = [
+        "| at once | Headway, tokens/s | transformers serve, tokens/s | ratio: median (min to max) "
+        "| transformers against itself |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        low, _, high = row["transformers_against_itself"]
+        lines.append(
+            f"| {row['concurrency']} | {row['headway_tokens_per_s']:.0f} "
+            f"| {row['transformers_tokens_per_s']:.0f} "
+            f"| {row['ratio_median']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f}) "
+            f"| {low:.2f} to {high:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the comparison, print the table, and write everything to `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--peer", type=Path, required=True, help="the program `transformers`")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of A B B A")
+    parser.add_argument(
+        "--levels",
+        type=lambda text: [int(x) for x in text.split(",")],
+        default=[32, 16, 4, 1],
+        help="concurrencies, e.g. 1,4,16,32",
+    )
+    parser.add_argument("--requests", type=int, default=32, help="requests in a round")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of a completion")
+    parser.add_argument("--step-tokens", type=int, default=512, help="tokens in a step")
+    parser.add_argument("--kv-tokens", type=int, default=8192, help="tokens of KV cache")
+    parser.add_argument("--json", type=Path, help="where to write every run")
+    args = parser.parse_args()
+    rows = []
+    with ExitStack() as stack:
+        args.folder = stack.enter_context(tempfile.TemporaryDirectory())
+        logs = Path(args.folder)
+        ports = free_port(), free_port()
+        a = stack.enter_context(
+            server(headway_command(args.model, ports[0], args), ports[0], logs / "a.log")
+        )
+        b = stack.enter_context(
+            server(peer_command(args.model, ports[1], args), ports[1], logs / "b.log")
+        )
+        for address, name in ((a, Path(args.model).name), (b, str(args.model))):
+            # The peer warms up with its first requests: that is not what is compared.
+            for level in args.levels:
+                measure(address, name, level, args)
+        for level in args.levels:
+            rows.append(compare(a, b, level, args))
+            if args.json:
+                args.json.write_text(json.dumps(rows, indent=1))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
