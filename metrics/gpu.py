@@ -65,7 +65,7 @@ class GpuMeter:
             rates = self._library.nvmlDeviceGetUtilizationRates(self._handle)
         except Exception:
             return None
-        return min(1.0, max(0.0, rates.gpu / 100))
+        return min(1.0, max(0.0, float(rates.gpu) / 100))
 
     def _find(self, device: str, visible: str | None) -> Any:
         _, _, number = device.partition(":")
