@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 
+import msgspec
 import psutil
 import torch
 import transformers
 
+from executor import demo_model, paged
 from executor import model as models
-from executor import paged
 from executor.contract import (
     Capacity,
     ContinuousSettings,
@@ -65,6 +67,8 @@ class ContinuousEngine:
         _check_transformers(transformers.__version__)
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
+        if settings.model == demo_model.NAME:
+            settings = msgspec.structs.replace(settings, model=str(_demo(progress)))
         progress("loading weights", None)
         loaded = models.load(settings)
         self._batch = paged.PagedBatch(
@@ -175,6 +179,14 @@ class ContinuousEngine:
     def close(self) -> None:
         """Let go of the model and its memory."""
         del self._running, self._batch
+
+
+def _demo(progress: Progress) -> Path:
+    """The demo's model. Raises ValueError where it cannot be had: a restart would not help."""
+    try:
+        return demo_model.ensure(progress)
+    except demo_model.DemoModelError as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_transformers(version: str) -> None:
