@@ -10,6 +10,8 @@ from metrics.window import Histogram, miss_bounds
 from policies.contract import Cause, Metric, StepEstimate, Verdict
 
 State = Literal["breach", "room", "unknown"]
+# Sequences share their steps, so few samples are less than they seem: one slow step is no breach.
+_LEAST_FOR_BREACH = 5
 # One-sided 90 %, as the bounds of the miss fraction.
 _Z = 1.2816
 
@@ -52,7 +54,7 @@ def _judge(
     attainment = view.record.tier.targets.attainment
     low, high = miss_bounds(min(misses, samples), samples)
     state: State = "unknown"
-    if samples and low > 1 - attainment:
+    if samples >= _LEAST_FOR_BREACH and low > 1 - attainment:
         state = "breach"
     elif high < 1 - attainment or (misses == 0 and _predicts_room(view, metric, target_s)):
         state = "room"

@@ -183,6 +183,11 @@ class TestVerdicts:
         assert verdict.value_s == pytest.approx(0.13)
         assert verdict.misses == verdict.samples > 0
 
+    def test_a_few_slow_samples_are_no_breach_yet(self) -> None:
+        # Four sequences of eight tokens each: four samples, all of them misses.
+        verdict = self.run(Rig.build(), 0.13, steps=9).tiers[0].verdicts[1]
+        assert (verdict.samples, verdict.misses, verdict.state) == (4, 4, "unknown")
+
     def test_fast_decoding_with_few_samples_is_room_by_the_step_model(self) -> None:
         rig = Rig.build()
         verdict = self.run(rig, 0.05).tiers[0].verdicts[1]
