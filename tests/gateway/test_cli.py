@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from controller.config import Config
+from controller.config_executors import ContinuousExecutor
+from controller.config_keys import schema
+from controller.config_reference import markdown
+from gateway import cli, daemon
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, output and errors of the command."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations that a daemon was started with; none really starts."""
+    started: list[Config] = []
+
+    def serve(config: Config) -> int:
+        started.append(config)
+        return 3
+
+    monkeypatch.setattr(daemon, "serve", serve)
+    return started
+
+
+def test_check_says_ok_and_what_the_configuration_amounts_to() -> None:
+    path = ROOT / "configs/simulated.yaml"
+    assert run("check", path) == (
+        0,
+        f"ok: {path}\n"
+        "  listens on 127.0.0.1:8080\n"
+        "  tiers      paid, free, offline\n"
+        "  policy     threshold\n"
+        "  executors  main (simulated, simulated-opt-13b)\n",
+        "",
+    )
+
+
+def test_check_lists_every_mistake_and_fails(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("server:\n  prot: 1\n  port: -1\n")
+    assert run("check", path) == (
+        1,
+        "",
+        "headway: 2 mistakes in the configuration\n"
+        f"  {path}:2: server.prot: unknown key; did you mean port?\n"
+        f"  {path}:3: server.port: should be greater than or equal to 0; given -1\n",
+    )
+
+
+def test_check_sees_the_environment_as_the_daemon_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY__SERVER__PORT", "9999999")
+    code, _, told = run("check", ROOT / "configs/simulated.yaml")
+    assert code == 1
+    assert "environment HEADWAY__SERVER__PORT: server.port: should be less than" in told
+
+
+def test_serve_passes_the_configuration_on_with_flags_on_top(served: list[Config]) -> None:
+    path = ROOT / "configs/simulated.yaml"
+    flags = ("--port", "0", "--host", "localhost", "--set", "log.level=debug")
+    assert run("serve", "-c", path, *flags)[0] == 3
+    (config,) = served
+    assert (config.server.host, config.server.port) == ("localhost", 0)
+    assert config.log.level == "debug"
+    assert config.control.policy.type == "threshold"
+
+
+def test_serve_with_a_models_folder_alone_takes_the_defaults(served: list[Config]) -> None:
+    assert run("serve", "--model", "/models/my: model")[0] == 3
+    executor = ContinuousExecutor(kind="continuous", model="/models/my: model")
+    assert served == [Config(executors=(executor,))]
+
+
+def test_serve_with_nothing_says_what_it_needs(served: list[Config]) -> None:
+    assert run("serve") == (
+        1,
+        "",
+        "headway: name a configuration with -c FILE, or a model's folder with --model DIR\n",
+    )
+    assert served == []
+
+
+def test_a_setting_without_a_value_is_refused(served: list[Config]) -> None:
+    code, _, told = run("serve", "--model", "x", "--set", "log.level")
+    assert (code, told) == (
+        1,
+        "headway: --set log.level: should be KEY=VALUE, such as log.level=debug\n",
+    )
+
+
+def test_schema_prints_what_editors_and_what_people_read() -> None:
+    assert json.loads(run("schema")[1]) == schema()
+    assert run("schema", "--markdown")[1] == markdown()
+
+
+def test_policies_are_listed_with_what_they_do() -> None:
+    lines = run("policies", "list")[1].splitlines()
+    assert [line.split()[0] for line in lines] == ["static", "threshold", "aimd"]
+    assert lines[0] == (
+        "static         Proposes the limits that were in force when it was first asked, for ever."
+        "  [policies.static:Static]"
+    )
+
+
+def test_a_policy_is_shown_with_ranges_defaults_and_meaning() -> None:
+    shown = run("policies", "show", "aimd")[1]
+    assert (
+        "  backoff: float [0.1..0.99], default 0.9\n      B is multiplied by this at a breach.\n"
+        in shown
+    )
+    assert run("policies", "show", "static")[1].endswith("\nIt has no parameters.\n")
+
+
+def test_an_unknown_policy_is_told_the_nearest() -> None:
+    assert run("policies", "show", "admd") == (
+        1,
+        "",
+        "headway: unknown policy 'admd'; did you mean aimd? (your own: module:Class)\n",
+    )
+
+
+def test_a_policy_in_the_folder_of_work_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from policies.static import Static\nclass Mine(Static):\n    'All mine.'\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from gateway.cli import main; main()",
+            "policies",
+            "show",
+            "mine:Mine",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == ("All mine.\n\nIt has no parameters.\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check", "configs/demo.yaml"], ["policies", "list"], ["--help"]]
+)
+def test_what_only_reads_imports_neither_server_nor_tensors(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom gateway.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'aiohttp', 'asyncio', 'torch', 'transformers', 'prometheus_client', 'uvloop'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.splitlines()[-1] == "loaded: []"
