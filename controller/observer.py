@@ -42,7 +42,11 @@ class Observer(Listener):
         self._out_of_memory: dict[str, int] = {}
 
     def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
-        """Begin the step model of an executor with what it measured before it was ready."""
+        """Begin the step model of an executor with what it measured before it was ready.
+
+        Its process is new: it holds nothing of what the one before it held.
+        """
+        self.executors[executor].kv = None
         for sample in samples:
             self.executors[executor].model.learn(sample, weight=WARMUP_WEIGHT)
 

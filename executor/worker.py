@@ -143,11 +143,13 @@ def run(channel: Channel[ToExecutor]) -> int:
     except Disconnected:
         return 0
     except Exception as error:
-        traceback.print_exc()
         fatal = isinstance(error, Unusable)
         words = str(error) if fatal else f"{type(error).__name__}: {error}"
         with contextlib.suppress(Disconnected):
             channel.send(Broken(words, fatal))
+        # What can never work is explained by its words; after them, since stderr may be broken.
+        if not fatal:
+            traceback.print_exc()
         return 1
     return 0
 
@@ -163,9 +165,10 @@ def die_with_parent() -> None:
 
 
 def main() -> int:
-    """The program. Interrupts from the terminal are the daemon's; it tells when to stop."""
+    """The program. The daemon alone tells when to stop: terminals, service managers and `timeout`
+    signal the whole group, and while the daemon drains its executors are needed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     parser = argparse.ArgumentParser(prog="executor.worker", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")

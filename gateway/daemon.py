@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -22,34 +21,51 @@ from gateway.assembly import Parts, assemble
 
 # After the last request ended, its bytes still have to reach the client.
 FLUSH_S = 1.0
+# After the second signal: enough for error frames to reach the kernel.
+HURRY_S = 0.1
 STOP_GRACE_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class CannotListen(Exception):
+    """The address cannot be bound."""
+
+
 @dataclass(slots=True)
 class Stopping:
-    """What signals ask for: the first one drains, the second one ends at once."""
+    """What ends the daemon: the first signal drains, the second one ends at once.
+
+    `failure` says why it ends by itself, for the last line that it writes.
+    """
 
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     now: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str = ""
 
     def on_signal(self) -> None:
         """Called by the event loop; sets flags only."""
         (self.now if self.drain.is_set() else self.drain).set()
+
+    def fail(self, why: str) -> None:
+        """The daemon is no use any more."""
+        self.failure = self.failure or why
+        self.drain.set()
 
 
 def serve(config: Config) -> int:
     """Run the daemon until a signal ends it; answers the exit status of the process."""
     logs.set_up(config.log.level, config.log.format)
     try:
-        return uvloop.run(_serve(config))
-    except (ConfigError, OSError) as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
+        failure = uvloop.run(_serve(config))
+    except (ConfigError, CannotListen) as error:
+        failure = str(error)
+    if failure:
+        print(f"headway: {failure}", file=sys.stderr)
+    return 1 if failure else 0
 
 
-async def _serve(config: Config) -> int:
-    log = structlog.get_logger("headway")
+async def _serve(config: Config) -> str:
+    """Serve until told to end; answers why it had to end by itself, or an empty text."""
     parts = assemble(config, environ=os.environ)
     stopping = Stopping()
     loop = asyncio.get_running_loop()
@@ -57,29 +73,60 @@ async def _serve(config: Config) -> int:
         loop.add_signal_handler(number, stopping.on_signal)
     runner = runner_of(parts.app)
     await runner.setup()
-    site = web.TCPSite(runner, config.server.host, config.server.port)
-    await site.start()
-    for process in parts.processes.values():
-        process.start()
-    ticking = loop.create_task(parts.ticker.run())
-    ticking.add_done_callback(lambda task: _on_ticker_end(task, stopping))
-    address = _address(runner)
-    log.info("listening", address=address, pid=os.getpid())
-    print(_welcome(address, config), flush=True)
+    watching: set[asyncio.Task[None]] = set()
     try:
+        address = await _listen(runner, config)
+        for process in parts.processes.values():
+            process.start()
+        watching = {
+            loop.create_task(_tick(parts, stopping)),
+            loop.create_task(_watch_executors(parts, stopping)),
+        }
+        structlog.get_logger("headway").info("listening", address=address, pid=os.getpid())
+        print(_welcome(address, config), flush=True)
         await stopping.drain.wait()
         await _drain(parts, config.server.drain_timeout, stopping)
     finally:
+        for task in watching:
+            task.cancel()
+        hurry = stopping.now.is_set()
+        grace_s = 0.0 if hurry else STOP_GRACE_S
         # Executors last: until here streams may still end by their own tokens.
-        ticking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({ticking})
-        grace_s = 0.0 if stopping.now.is_set() else STOP_GRACE_S
-        await asyncio.gather(*(p.stop(grace_s) for p in parts.processes.values()))
-        await runner.cleanup()
+        await _close(runner, HURRY_S if hurry else FLUSH_S)
+        await asyncio.gather(*(process.stop(grace_s) for process in parts.processes.values()))
         parts.ticker.close()
-    log.info("stopped")
-    return 1 if ticking.done() and not ticking.cancelled() else 0
+    structlog.get_logger("headway").info("stopped")
+    return stopping.failure
+
+
+async def _listen(runner: web.AppRunner, config: Config) -> str:
+    """Bind the address; answers it as a URL. Raises CannotListen."""
+    host, port = config.server.host, config.server.port
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise CannotListen(
+            f"cannot listen on {host}:{port} (server.host, server.port): {why}"
+        ) from error
+    bound, number = runner.addresses[0][:2]
+    return f"http://[{bound}]:{number}" if ":" in bound else f"http://{bound}:{number}"
+
+
+async def _tick(parts: Parts, stopping: Stopping) -> None:
+    """Without its control loop the daemon is no use: it says why, and drains."""
+    try:
+        await parts.ticker.run()
+    except Exception as error:
+        structlog.get_logger("headway").exception("the control loop ended")
+        stopping.fail(f"the control loop ended: {error!r}")
+
+
+async def _watch_executors(parts: Parts, stopping: Stopping) -> None:
+    """With every executor given up for good there is nothing to wait for."""
+    await parts.dispatcher.given_up.wait()
+    words = "; ".join(f"{name}: {process.words}" for name, process in parts.processes.items())
+    stopping.fail(f"no executor can run ({words})")
 
 
 async def _drain(parts: Parts, timeout_s: float, stopping: Stopping) -> None:
@@ -99,21 +146,16 @@ async def _drain(parts: Parts, timeout_s: float, stopping: Stopping) -> None:
         log.warning("ending requests that did not finish", requests=len(left))
     for request_id in left:
         parts.dispatcher.cancel(request_id, Outcome.CANCELLED, "draining")
-    if left and not stopping.now.is_set():
-        await asyncio.sleep(FLUSH_S)
 
 
-def _on_ticker_end(task: asyncio.Task[None], stopping: Stopping) -> None:
-    """Without its control loop the daemon is no use: it says why, and drains."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        structlog.get_logger("headway").error("the control loop ended", exc_info=error)
-        stopping.drain.set()
-
-
-def _address(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+async def _close(runner: web.AppRunner, flush_s: float) -> None:
+    """Close the listener and all connections; answers on their way have `flush_s` to go out."""
+    for site in list(runner.sites):
+        await site.stop()
+    if runner.server is not None:
+        runner.server.pre_shutdown()
+        await runner.server.shutdown(flush_s)
+    await runner.cleanup()
 
 
 def _welcome(address: str, config: Config) -> str:

@@ -55,7 +55,7 @@ class ServingDesk:
         return self._dispatcher.reserve(tier, requests=requests, tokens=tokens, size=size)
 
     def give_back(self, permit: Permit) -> None:
-        self._batcher.give_back(permit)
+        self._dispatcher.give_back(permit)
 
     def offer(self, request: Request, permit: Permit, sink: Sink) -> None:
         self._dispatcher.offer(request, permit, sink)
@@ -136,6 +136,7 @@ class ServingDesk:
             self._batcher,
             self._observer,
             {name: loop.guard for name, loop in self._ticker.loops.items()},
+            restarts={name: process.restarts for name, process in self._processes.items()},
             now=self.now(),
             ready=self.readiness()[0],
             gpu=self._ticker.gpu,
@@ -193,7 +194,7 @@ class ServingDesk:
             "incarnation": seats.incarnation,
             "running": len(seats.seats),
             "reserved_tokens": seats.reserved_tokens,
-            "kv": self._observer.executors[name].kv,
+            "kv": self._observer.executors[name].kv if seats.ready else None,
             "seats": None if capacity is None else capacity.max_seqs,
             "kv_tokens": None if capacity is None else capacity.kv_tokens,
             "model": None if capacity is None else capacity.model,

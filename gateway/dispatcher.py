@@ -22,6 +22,7 @@ from gateway.views import request_view
 REMEMBERED = 1000
 # Until an executor has loaded once, this is how long its restart is thought to take.
 FIRST_LOAD_S = 10.0
+SINK_FAILED = "something went wrong here; see the server's log"
 
 
 class Sender(Protocol):
@@ -49,9 +50,11 @@ class Dispatcher:
         self.executors: dict[str, Sender] = {}
         self.clock = clock
         self.remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        # Set while no request waits or runs.
+        # Set while no request waits or runs, and none is on its way into a queue.
         self.empty = asyncio.Event()
         self.empty.set()
+        # Set when every executor has ended for good, so that nothing can ever be served.
+        self.given_up = asyncio.Event()
         self._observer = observer
         self._sinks: dict[str, Sink] = {}
         self._text: TextModel | None = None
@@ -59,6 +62,7 @@ class Dispatcher:
         self._pumping = False
         self._again = False
         self._wake: asyncio.TimerHandle | None = None
+        self._started = clock()
         self._down_since: dict[str, float] = {}
         self._load_s: dict[str, float] = {}
         self._log = structlog.get_logger("headway.dispatcher")
@@ -73,9 +77,16 @@ class Dispatcher:
 
     def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
         """See `Desk.reserve`."""
-        return self.batcher.reserve(
+        permit = self.batcher.reserve(
             tier, requests=requests, tokens=tokens, size=size, now=self.clock()
         )
+        self.empty.clear()
+        return permit
+
+    def give_back(self, permit: Permit) -> None:
+        """See `Desk.give_back`."""
+        self.batcher.give_back(permit)
+        self._note_empty()
 
     def offer(self, request: Request, permit: Permit, sink: Sink) -> None:
         """See `Desk.offer`."""
@@ -107,25 +118,20 @@ class Dispatcher:
                     self._tell_end(ended)
         finally:
             self._pumping = False
-        if self.batcher.book.requests:
-            self.empty.clear()
-        else:
-            self.empty.set()
+        self._note_empty()
         self._wake_at(plan.wake_at)
 
     # --- executors --------------------------------------------------------------------------
 
     def on_loading(self, name: str, loading: Loading) -> None:
         """An executor says how far it is."""
-        self._down_since.setdefault(name, self.clock())
         self._log.info("loading", executor=name, stage=loading.stage, fraction=loading.fraction)
 
     def on_ready(self, name: str, incarnation: int, ready: Ready) -> None:
         """An executor takes work from now on."""
         now = self.clock()
         self._text, self._capacity = ready.text, ready.capacity
-        if (since := self._down_since.pop(name, None)) is not None:
-            self._load_s[name] = now - since
+        self._load_s[name] = now - self._down_since.get(name, self._started)
         self._observer.warmed_up(name, ready.warmup)
         self.batcher.on_ready(name, incarnation, ready.capacity, now)
         self._log.info(
@@ -143,24 +149,42 @@ class Dispatcher:
         now = self.clock()
         if report.warning:
             self._log.warning("executor warns", executor=name, warning=report.warning)
+        streamed = self.batcher.on_report(name, incarnation, report, now)
+        # A sink may cancel, which pumps. No end may be told before all tokens of this report are:
+        # one that finished in it would come to a clean end without its last text.
+        self._pumping = True
         sinks = self._sinks
-        for request, ids in self.batcher.on_report(name, incarnation, report, now):
+        for request, ids in streamed:
             if (sink := sinks.get(request.id)) is not None:
-                sink.on_tokens(ids, now)
+                try:
+                    sink.on_tokens(ids, now)
+                except Exception:
+                    self._give_up_sink(request, sink)
+        self._pumping = False
         self.pump()
 
     def on_lost(self, name: str, incarnation: int, reason: str, restart_in_s: float | None) -> None:
         """An executor is gone; what it held waits again."""
         now = self.clock()
-        self._down_since[name] = now
         back_at = None
         if restart_in_s is not None:
+            self._down_since[name] = now + restart_in_s
             back_at = now + restart_in_s + self._load_s.get(name, FIRST_LOAD_S)
         self._log.error("executor lost", executor=name, reason=reason, restart_in_s=restart_in_s)
         self.batcher.on_lost(name, incarnation, now, back_at=back_at)
         self.pump()
+        seats = self.batcher.executors.values()
+        if all(other.back_at is None and not other.ready for other in seats):
+            self.given_up.set()
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _give_up_sink(self, request: Request, sink: Sink) -> None:
+        """It lost text, so it must not end well; those beside it have lost nothing."""
+        self._log.exception("a sink failed", request=request.id)
+        del self._sinks[request.id]
+        self.cancel(request.id, Outcome.FAILED, "sink_failed")
+        self._end(sink, Ended(request, Outcome.FAILED, "sink_failed", SINK_FAILED))
 
     def _tell_end(self, ended: Ended) -> None:
         request = ended.request
@@ -168,7 +192,20 @@ class Dispatcher:
         if len(self.remembered) > REMEMBERED:
             self.remembered.popitem(last=False)
         if (sink := self._sinks.pop(request.id, None)) is not None:
+            self._end(sink, ended)
+
+    def _end(self, sink: Sink, ended: Ended) -> None:
+        try:
             sink.on_end(ended)
+        except Exception:
+            self._log.exception("a sink failed at its end", request=ended.request.id)
+
+    def _note_empty(self) -> None:
+        queues = self.batcher.queues.values()
+        if self.batcher.book.requests or any(queue.reserved.requests for queue in queues):
+            self.empty.clear()
+        else:
+            self.empty.set()
 
     def _wake_at(self, instant: float | None) -> None:
         if self._wake is not None:

@@ -12,10 +12,17 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
-    """Configure structlog for this process, and the standard library's loggers with it."""
+    """Configure structlog for this process, and the standard library's loggers with it.
+
+    Both write by one handler of the standard library: where stderr is a pipe that nobody reads
+    any more, or a full disk, the line is lost and nothing is raised into whoever logs.
+    """
     people = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: structlog.types.Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        # The prettier traceback prints local variables: prompts and keys.
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
         if people
         else structlog.processors.JSONRenderer()
     )
@@ -23,12 +30,12 @@ def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # A console renders tracebacks itself, and better.
+    # A console renders tracebacks itself.
     traceback = [] if people else [structlog.processors.format_exc_info]
     structlog.configure(
-        processors=[*shared, *traceback, renderer],
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

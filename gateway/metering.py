@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controller.batcher import Batcher
@@ -52,6 +53,7 @@ class Meter(Listener):
 
     def __init__(self) -> None:
         self.instruments: Instruments
+        self._restarts: Counter[str] = Counter()
 
     def offered(self, request: Request, now: float) -> None:
         self.instruments.tiers[request.tier].offered.inc()
@@ -117,11 +119,15 @@ class Meter(Listener):
         observer: Observer,
         guards: Mapping[str, Guard],
         *,
+        restarts: Mapping[str, int],
         now: float,
         ready: bool,
         gpu: GpuSample | None,
     ) -> None:
-        """Set the gauges to what is the case now; called at each scrape."""
+        """Set the gauges to what is the case now; called at each scrape.
+
+        `restarts` are those of each executor since the start of the daemon.
+        """
         instruments = self.instruments
         for name, queue in batcher.queues.items():
             tier, oldest = instruments.tiers[name], queue.oldest()
@@ -131,6 +137,11 @@ class Meter(Listener):
         for seats in batcher.executors.values():
             executor = instruments.executors[seats.name]
             executor.ready.set(seats.ready)
+            executor.restarts.inc(restarts[seats.name] - self._restarts[seats.name])
+            self._restarts[seats.name] = restarts[seats.name]
+            if not seats.ready:
+                show(executor.kv_usage, None)
+                show(executor.kv_tokens, None)
             for tier_name, gauge in executor.running.items():
                 gauge.set(seats.by_tier.get(tier_name, 0))
             group = instruments.groups[seats.group]
@@ -140,8 +151,9 @@ class Meter(Listener):
             group.epoch.set(seats.epoch)
         for name, guard in guards.items():
             self._show_envelope(name, guard)
-        used = [record.kv for record in observer.executors.values() if record.kv is not None]
-        show(instruments.kv_usage, max(used, default=None))
+        # What an executor held that is gone, nobody holds.
+        used = [observer.executors[s.name].kv for s in batcher.executors.values() if s.ready]
+        show(instruments.kv_usage, max((kv for kv in used if kv is not None), default=None))
         instruments.waiting.set(batcher.queued())
         instruments.ready.set(ready)
         show(instruments.device_memory_used, None if gpu is None else gpu.memory_used)

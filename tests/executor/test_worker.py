@@ -244,13 +244,14 @@ def test_it_ends_when_the_daemon_closes_the_connection() -> None:
     assert child.wait() == 0
 
 
-def test_an_interrupt_is_not_for_it_and_a_termination_is() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_is_for_the_daemon_alone(number: signal.Signals) -> None:
     with process() as (child, channel):
         until_ready(channel)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         assert [type(message) for message in answer(channel)] == [Report]
-        child.send_signal(signal.SIGTERM)
-        assert child.wait() == -signal.SIGTERM
+        channel.send(Stop())
+        assert child.wait() == 0
 
 
 def test_the_fault_exit_ends_it_at_once() -> None:
