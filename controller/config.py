@@ -32,7 +32,7 @@ class ServerConfig(Section):
     max_body: Size = 8 * 2**20
     """Longest request body."""
     stream_buffer: Size = 64 * 2**10
-    """Unsent bytes of one stream beyond which its tokens coalesce, then the client is dropped."""
+    """Unsent bytes of one stream from which its tokens coalesce; at twice that it is dropped."""
     slow_reader_after: Duration = 30.0
     """A client that has not taken the rest of its stream this long after its end is dropped."""
     expected_new_tokens: Count = 256
@@ -64,7 +64,7 @@ class AuthConfig(Section):
     admin_token_env: Variable | None = None
     """Environment variable that holds the token for `/admin`."""
     admin_token_sha256: Digest | None = None
-    """SHA-256 of the token for `/admin`. Neither: `/admin` is open to loopback only."""
+    """SHA-256 of the token for `/admin`. Neither: it is open while there are no keys, else shut."""
 
 
 class TargetsConfig(Section):

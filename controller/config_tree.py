@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,12 +88,14 @@ def read_yaml(text: str, *, name: str) -> Tree:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {error.problem}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: an alias (`*name`) stands inside its own anchor") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{name}: not valid YAML: {error.reason}") from error
     finally:
         loader.dispose()
-    if reader.twice:
-        raise ConfigError("\n".join(reader.twice))
+    if reader.wrong:
+        raise ConfigError("\n".join(reader.wrong))
     return tree
 
 
@@ -104,7 +106,7 @@ class _Reader:
         self._loader = loader
         self._places = places
         self._name = name
-        self.twice: list[str] = []
+        self.wrong: list[str] = []
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         """The plain value of a node."""
@@ -116,14 +118,15 @@ class _Reader:
         return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        seen: dict[Hashable, int] = {}
+        seen: dict[str, int] = {}
         for key_node, _ in node.value:
-            line = key_node.start_mark.line + 1
-            if key_node.tag != "tag:yaml.org,2002:merge" and key_node.value in seen:
-                where = dotted((*path, key_node.value))
-                first = seen[key_node.value]
-                self.twice.append(f"{self._name}:{line}: {where}: stands in line {first} already")
-            seen[key_node.value] = line
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.wrong.append(f"{self._name}:{line}: a key should be a name, not a collection")
+            elif key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                told = f"{dotted((*path, key))}: stands in line {seen[key]} already"
+                self.wrong.append(f"{self._name}:{line}: {told}")
+            seen[key] = line
         self._loader.flatten_mapping(node)
         made: dict[str, Any] = {}
         for key_node, value_node in node.value:

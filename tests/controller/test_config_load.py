@@ -191,6 +191,18 @@ def test_what_is_no_yaml_is_refused_with_line_and_column(write: Write) -> None:
     assert told.startswith("mine.yaml:3:4: not valid YAML: ")
 
 
+def test_an_alias_inside_its_own_anchor_is_refused(write: Write) -> None:
+    assert refusal(write("server: &here {host: *here}\n")) == [
+        "mine.yaml: an alias (`*name`) stands inside its own anchor"
+    ]
+
+
+def test_a_key_that_is_no_name_is_refused(write: Write) -> None:
+    assert refusal(write("? [a, b]\n: 1\n")) == [
+        "mine.yaml:1: a key should be a name, not a collection"
+    ]
+
+
 def test_a_file_that_is_a_list_is_refused(write: Write) -> None:
     assert refusal(write("- server\n")) == [
         "mine.yaml: should be a mapping of sections such as `server:`"
