@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ class GpuMeter:
     """Reads one NVIDIA device. Whatever NVML cannot say is None and never an exception.
 
     `device` is what torch calls it (`cuda`, `cuda:1`; anything else has no meter); `visible` is
-    CUDA_VISIBLE_DEVICES, by which torch's numbers are translated into NVML's. The two number
-    devices alike where CUDA_DEVICE_ORDER is PCI_BUS_ID or all devices are of one model.
+    CUDA_VISIBLE_DEVICES (None: that of this process), by which torch's numbers are translated
+    into NVML's. The two number devices alike where CUDA_DEVICE_ORDER is PCI_BUS_ID or all devices
+    are of one model.
     `library` stands in for `pynvml`, which is loaded only where a device is asked for.
     """
 
@@ -30,6 +32,8 @@ class GpuMeter:
         self._handle: Any = None
         if device.split(":")[0] != "cuda":
             return
+        if visible is None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         # A missing package, driver, or device, or one that may not be read: NVML has a class of
         # error for each, and none of them concerns anybody who serves.
         try:
@@ -67,7 +71,7 @@ class GpuMeter:
             return None
         return min(1.0, max(0.0, float(rates.gpu) / 100))
 
-    def _find(self, device: str, visible: str | None) -> Any:
+    def _find(self, device: str, visible: str) -> Any:
         _, _, number = device.partition(":")
         index = int(number or 0)
         if not visible:

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import pytest
+
 from metrics.gpu import GpuMeter, GpuSample
 
 
@@ -45,6 +47,12 @@ class FakeNvml:
         return SimpleNamespace(gpu=40 + handle)
 
 
+@pytest.fixture(autouse=True)
+def all_devices_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine of the test says about its own devices is left out."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def test_a_device_says_how_busy_it_is_and_how_much_memory_is_taken() -> None:
     assert GpuMeter("cuda", library=FakeNvml()).sample() == GpuSample(0.4, 10, 80)
 
@@ -56,6 +64,11 @@ def test_the_number_of_a_device_is_among_those_that_are_visible() -> None:
     assert GpuMeter("cuda:1", visible="GPU-bb, GPU-aa", library=fake).sample() == (
         GpuSample(0.4, 10, 80)
     )
+
+
+def test_what_is_visible_is_what_this_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert GpuMeter("cuda", library=FakeNvml()).sample() == GpuSample(0.41, 11, 80)
 
 
 def test_a_device_that_is_not_there_has_no_sample() -> None:
