@@ -7,6 +7,7 @@ gates for growth, each of which says its name, then bounds and rounding again.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -261,7 +262,8 @@ def _finite(proposed: Limits, current: Limits, notes: list[GuardNote]) -> Limits
     for name in NAMES:
         value = getattr(proposed, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
+        # Beyond the floats a whole number cannot even be compared with a bound or shown.
+        if not number or not 0 <= value <= sys.float_info.max:
             notes.append(GuardNote(name, Code.INVALID, f"{value!r} is no limit"))
             value = getattr(current, name)
         values[name] = value

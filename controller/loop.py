@@ -12,7 +12,7 @@ from controller.guard import Code, Guard, Judged
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
 from controller.signals import Device, SignalSource
-from policies.contract import GuardNote, Limits, Policy, Proposal, Signals
+from policies.contract import GuardNote, Limits, Policy, Proposal, Signals, TierLimits
 
 # So many failures in a row are no accident: the fallback takes over.
 MAX_FAILURES = 3
@@ -81,6 +81,8 @@ class ControlLoop:
         self._learn_capacity(now)
         before = self.limits
         signals = self._look(now, devices)
+        # Whose answer this is, also when it is the last one before the fallback.
+        asked = self.policy.name
         proposal, error = self._ask(signals, before)
         judged = self._judge(proposal, before, signals, now)
         self._apply(before, judged.limits, signals, now)
@@ -89,7 +91,7 @@ class ControlLoop:
             number=self._count,
             at=wall,
             group=self.group,
-            policy=self.policy.name,
+            policy=asked,
             epoch=self.epoch,
             before=before,
             proposed=proposal.limits,
@@ -122,9 +124,7 @@ class ControlLoop:
     def _ask(self, signals: Signals, limits: Limits) -> tuple[Proposal, str]:
         """The policy's answer; a policy that raises leaves the limits as they are."""
         try:
-            proposal = self.policy.policy.decide(signals, limits)
-            if not isinstance(proposal, Proposal) or not isinstance(proposal.limits, Limits):
-                raise TypeError(f"decide() should answer a Proposal of Limits, got {proposal!r}")
+            proposal = _checked(self.policy.policy.decide(signals, limits))
         except Exception as error:  # whatever it is: a policy costs one tick, never the loop
             self._failures += 1
             told = f"{type(error).__name__}: {error}"
@@ -171,3 +171,19 @@ class ControlLoop:
 
     def _members(self) -> list[ExecutorSeats]:
         return [s for s in self._batcher.executors.values() if s.group == self.group]
+
+
+def _checked(answer: object) -> Proposal:
+    """What a policy answered, if it is of the right shape: what stands in it is the guard's."""
+    if not isinstance(answer, Proposal) or not isinstance(answer.limits, Limits):
+        raise TypeError(f"decide() should answer a Proposal of Limits, got {answer!r}")
+    tiers = answer.limits.tiers
+    if not isinstance(tiers, Mapping):
+        raise TypeError(f"Limits.tiers should map names to TierLimits, got {tiers!r}")
+    for name, tier in tiers.items():
+        if not isinstance(tier, TierLimits):
+            raise TypeError(f"Limits.tiers[{name!r}] should be TierLimits, got {tier!r}")
+        for value in (tier.max_seats, tier.wait_timeout_s):
+            if value is not None and not (isinstance(value, int | float) and value >= 0):
+                raise TypeError(f"Limits.tiers[{name!r}] holds {value!r}, which is no limit")
+    return replace(answer, reason=str(answer.reason))

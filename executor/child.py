@@ -63,7 +63,8 @@ class Child:
 
     async def ended(self) -> str:
         """Wait for the end of the connection; answers why, as `code: words`."""
-        error = await self._closed
+        # Shielded: whoever waits may be cancelled, and the connection still tells its end.
+        error = await asyncio.shield(self._closed)
         if self._verdict is not None:
             return self._verdict
         if isinstance(error, WireError):

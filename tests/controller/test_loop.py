@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from controller.observer import Observer
 from controller.records import Windows
 from controller.signals import Device, SignalSource
 from executor.contract import Finished, Key, Report, StepSample, Tokens
-from policies.contract import Cause, Limits, Proposal, Signals
+from policies.contract import Cause, Limits, Proposal, Signals, TierLimits
 from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity
 
 Decide = Callable[[Signals, Limits], Proposal]
@@ -304,6 +305,7 @@ class TestFailure:
             rig.tick()
         assert rig.loop.fallen_back
         assert "failed 3 times in a row" in rig.loop.decisions[-1].reason
+        assert [decision.policy for decision in rig.loop.decisions] == ["scripted"] * 3
         rig.loop.tick(1.0, wall=1.0, devices={})
         assert rig.loop.decisions[-1].policy == "static"
         assert rig.loop.decisions[-1].error == ""
@@ -312,6 +314,29 @@ class TestFailure:
         rig = Rig.build(lambda signals, limits: None)  # type: ignore[arg-type,return-value]  # the mistake is the point
         rig.tick()
         assert "should answer a Proposal" in rig.loop.decisions[-1].error
+
+    @pytest.mark.parametrize(
+        ("tiers", "told"),
+        [
+            (None, "TypeError: Limits.tiers should map names to TierLimits, got None"),
+            ({"paid": 3}, "TypeError: Limits.tiers['paid'] should be TierLimits, got 3"),
+            (
+                {"paid": TierLimits(max_seats=-1)},
+                "TypeError: Limits.tiers['paid'] holds -1, which is no limit",
+            ),
+        ],
+    )
+    def test_an_answer_with_impossible_tiers_costs_one_tick(self, tiers: Any, told: str) -> None:
+        rig = Rig.build(lambda _, limits: Proposal(replace(limits, tiers=tiers), "?"))
+        rig.tick()
+        assert rig.loop.decisions[-1].error == told
+        assert rig.loop.limits.tiers == {}
+
+    def test_a_number_beyond_all_floats_is_no_limit(self) -> None:
+        rig = Rig.build(lambda _, limits: Proposal(replace(limits, max_batch_size=10**400), "?"))
+        rig.tick()
+        assert rig.loop.limits.max_batch_size == 4
+        assert rig.loop.decisions[-1].notes[0].code == Code.INVALID
 
 
 class TestPin:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -67,3 +68,16 @@ async def test_the_first_reason_for_a_kill_is_the_one_that_is_told() -> None:
     child.kill("stalled: twice")
     assert await child.ended() == "stalled: once"
     await child.reaped()
+
+
+async def test_whoever_waits_for_the_end_may_give_up_before_it() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    child = await adopt("import time; time.sleep(600)")
+    waiting = asyncio.create_task(child.ended())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await child.reaped()
+    assert await child.ended() == "killed: by the daemon"
+    assert told == []
