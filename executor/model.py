@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
@@ -45,7 +46,7 @@ def load(settings: ContinuousSettings) -> Loaded:
         )
         text = text_model(tokenizer)
         length = _max_context(config.get_text_config(), settings)
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        result: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=_dtype(settings.dtype, getattr(config, "dtype", None), device),
@@ -53,9 +54,17 @@ def load(settings: ContinuousSettings) -> Loaded:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"model folder {folder}: {error}") from error
+    model, found = result
+    if found["missing_keys"]:
+        # transformers only warns, and then runs on random numbers.
+        missing = sorted(found["missing_keys"])
+        raise ValueError(
+            f"model folder {folder}: {len(missing)} weights are missing, {missing[0]} among them"
+        )
     if not model._supports_attention_backend:
         raise ValueError(
             f"model folder {folder}: {config.model_type} models cannot be batched continuously"
