@@ -89,6 +89,7 @@ class ContinuousEngine:
             features=FEATURES,
             eos_token_ids=loaded.eos_token_ids,
         )
+        _try_out(self._batch, loaded)
         self._running = Running(self._capacity, loaded.vocabulary)
         self._max_tokens = self._capacity.max_step_tokens
         samples = warm_up(
@@ -195,6 +196,15 @@ def _check_transformers(version: str) -> None:
             f"transformers {version} is installed, but this executor drives the insides of"
             f" {paged.VERSION}; install transformers~={paged.VERSION}.0"
         )
+
+
+def _try_out(batch: paged.PagedBatch, loaded: models.Loaded) -> None:
+    """One token after another. Raises ValueError where the model's code is not made for this."""
+    try:
+        batch.probe(1, context=1, queries=1)
+    except (TypeError, AttributeError, NotImplementedError) as error:
+        kind = loaded.model.config.model_type
+        raise ValueError(f"{kind} models cannot be batched continuously: {error}") from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:
