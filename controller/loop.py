@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,10 +29,12 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Limits held by hand until an instant (monotonic seconds)."""
+    """Limits held by hand until an instant (monotonic seconds), and those that were in force
+    before: they are in force again afterwards, for none of them was given up by the policy."""
 
     limits: Limits
     until: float
+    before: Limits
 
 
 class ControlLoop:
@@ -83,8 +86,9 @@ class ControlLoop:
         signals = self._look(now, devices)
         # Whose answer this is, also when it is the last one before the fallback.
         asked = self.policy.name
-        proposal, error = self._ask(signals, before)
-        judged = self._judge(proposal, before, signals, now)
+        current = self._unpinned(before, signals, now)
+        proposal, error = self._ask(signals, current)
+        judged = self._judge(proposal, current, signals, now)
         self._apply(before, judged.limits, signals, now)
         self._count += 1
         decision = Decision(
@@ -107,11 +111,13 @@ class ControlLoop:
 
     def hold(self, limits: Limits, *, until: float) -> None:
         """Pin limits by hand from the next tick until an instant; they stay in the envelope."""
-        self.pin = Pin(limits, until)
+        before = self.limits if self.pin is None else self.pin.before
+        self.pin = Pin(limits, until, before)
 
     def release(self) -> None:
-        """Let the policy have the limits again."""
-        self.pin = None
+        """Let the policy have the limits again from the next tick, as they were before the pin."""
+        if self.pin is not None:
+            self.pin = replace(self.pin, until=-math.inf)
 
     # --- the four steps ---------------------------------------------------------------------
 
@@ -139,11 +145,16 @@ class ControlLoop:
         self._failures = 0
         return proposal, ""
 
-    def _judge(self, proposal: Proposal, before: Limits, signals: Signals, now: float) -> Judged:
-        if self.pin is not None and now >= self.pin.until:
-            self.pin = None
+    def _unpinned(self, limits: Limits, signals: Signals, now: float) -> Limits:
+        """The limits that the policy goes on from: where a pin ends, those from before it."""
+        if self.pin is None or now < self.pin.until:
+            return limits
+        before, self.pin = self.pin.before, None
+        return self.guard.bounded(before, signals, now).limits
+
+    def _judge(self, proposal: Proposal, current: Limits, signals: Signals, now: float) -> Judged:
         if self.pin is None:
-            return self.guard.judge(proposal.limits, before, signals, now)
+            return self.guard.judge(proposal.limits, current, signals, now)
         pinned = self.guard.bounded(self.pin.limits, signals, now)
         left_s = self.pin.until - now
         note = GuardNote("max_batch_size", Code.PINNED, f"by hand for another {left_s:.0f} s")

@@ -129,6 +129,7 @@ class ServingDesk:
     def release(self) -> Limits:
         for loop in self._ticker.loops.values():
             loop.release()
+        self._ticker.tick()
         return self._limits()
 
     def metrics(self) -> bytes:

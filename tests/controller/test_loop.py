@@ -352,6 +352,23 @@ class TestPin:
         assert rig.loop.limits.max_batch_size == 2
         assert rig.loop.pin is None
 
+    def test_after_a_pin_the_limits_are_those_from_before_also_on_an_idle_system(self) -> None:
+        rig = Rig.build(size=4)
+        rig.loop.hold(Limits(2, 4096, 0.02), until=5.0)
+        rig.tick()
+        rig.loop.hold(Limits(1, 4096, 0.02), until=10.0)
+        rig.stage.now = 6.0
+        rig.tick()
+        assert rig.loop.limits == Limits(1, 4096, 0.02)
+        rig.stage.now = 10.0
+        rig.tick()
+        assert rig.loop.limits == Limits(4, 8192, 0.0)
+        rig.loop.hold(Limits(2, 4096, 0.02), until=99.0)
+        rig.tick()
+        rig.loop.release()
+        rig.tick()
+        assert (rig.loop.limits, rig.loop.pin) == (Limits(4, 8192, 0.0), None)
+
     def test_a_size_over_the_capacity_is_clamped_and_says_so(self) -> None:
         rig = Rig.build(seats=3, size=16)
         rig.tick()

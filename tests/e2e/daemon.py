@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 HEADWAY = str(Path(sys.executable).with_name("headway"))
 # No step of a test waits longer than this for another process; it is a bound, not a pause.
@@ -63,24 +64,27 @@ class Answer:
 
 
 class Client:
-    """Asks one daemon, as its users, its operator and its load balancer would."""
+    """Asks one daemon, as its users, its load balancer and, with `token`, its operator would."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, token: str = "") -> None:
         self.session = session
+        self.token = token
 
-    async def get(self, path: str, *, token: str = "") -> tuple[int, dict[str, Any]]:
+    async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON of a path."""
-        async with self.session.get(path, headers=_bearer(token)) as response:
+        async with self.session.get(path, headers=_bearer(self.token)) as response:
             return response.status, await response.json()
 
-    async def put_limits(self, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def put_limits(self, **body: Any) -> tuple[int, Any]:
         """Set limits by hand."""
-        async with self.session.put("/admin/limits", json=body) as response:
+        headers = _bearer(self.token)
+        async with self.session.put("/admin/limits", json=body, headers=headers) as response:
             return response.status, await response.json()
 
     async def state(self) -> dict[str, Any]:
         """`/admin/state`."""
-        return (await self.get("/admin/state"))[1]
+        state: dict[str, Any] = (await self.get("/admin/state"))[1]
+        return state
 
     async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Every sample of `/metrics`, by name and labels."""
@@ -131,10 +135,12 @@ class Client:
         """Ask for the state until it is as wanted; fails naming `what` was waited for."""
         return await until(self.state, condition, what)
 
+    async def ready(self) -> dict[str, Any]:
+        """Wait until it can do work; answers the state."""
+        return await self.until(lambda state: bool(state["ready"]), "an executor that is ready")
 
-async def until(
-    ask: Callable[[], Awaitable[Any]], condition: Callable[[Any], bool], what: str
-) -> Any:
+
+async def until(ask: Callable[[], Awaitable[T]], condition: Callable[[T], bool], what: str) -> T:
     """Ask again and again until the answer is as wanted; fails naming `what` was waited for."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -199,11 +205,11 @@ class Daemon:
         return host, int(port)
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
+    async def client(self, *, token: str = "") -> AsyncIterator[Client]:
         """Somebody who asks, over as many connections as it takes."""
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(self.address, connector=connector) as session:
-            yield Client(session)
+            yield Client(session, token=token)
 
     def signal(self, number: signal.Signals) -> None:
         """Send the daemon (and nobody else) a signal."""

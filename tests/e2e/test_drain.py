@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 
 import openai
 import pytest
@@ -15,6 +16,10 @@ from tests.e2e.conftest import Start
 from tests.e2e.daemon import STEADY, Answer, Client, Daemon, settings, until
 
 RUNNING = 16
+
+
+def _note(begun: set[int], index: int, _text: str) -> None:
+    begun.add(index)
 
 
 async def loaded(client: Client, *, tokens: int) -> list[asyncio.Task[Answer]]:
@@ -26,7 +31,7 @@ async def loaded(client: Client, *, tokens: int) -> list[asyncio.Task[Answer]]:
                 tokens=tokens,
                 seed=index,
                 stream=index % 2 == 0,
-                on_text=lambda _, index=index: begun.add(index),
+                on_text=partial(_note, begun, index),
             )
         )
         for index in range(24)
@@ -39,10 +44,6 @@ async def loaded(client: Client, *, tokens: int) -> list[asyncio.Task[Answer]]:
     return tasks
 
 
-async def ready(client: Client) -> None:
-    await client.until(lambda state: state["ready"], "ready")
-
-
 async def draining(client: Client) -> None:
     await until(lambda: client.get("/readyz"), lambda answer: answer[0] == 503, "unready")
 
@@ -52,7 +53,7 @@ async def test_a_termination_under_load_lets_everybody_finish_and_takes_nobody_n
 ) -> None:
     daemon = start(settings()).listening()
     async with daemon.client() as client:
-        await ready(client)
+        await client.ready()
         tasks = await loaded(client, tokens=50)
         # As a service manager or `timeout` does it: everybody in the group gets the signal.
         os.kill((await client.state())["executors"]["main"]["pid"], signal.SIGTERM)
@@ -73,7 +74,7 @@ async def test_a_termination_under_load_lets_everybody_finish_and_takes_nobody_n
 async def test_what_a_drain_cannot_wait_for_ends_in_an_error_frame(start: Start) -> None:
     daemon = start(settings(server={"drain_timeout": "500ms"})).listening()
     async with daemon.client() as client:
-        await ready(client)
+        await client.ready()
         tasks = await loaded(client, tokens=4000)
         daemon.signal(signal.SIGTERM)
         signalled = time.monotonic()
@@ -94,7 +95,7 @@ async def test_a_second_signal_ends_at_once_and_cuts_no_stream_without_a_word(
 ) -> None:
     daemon = start(settings(server={"drain_timeout": "10m"})).listening()
     async with daemon.client() as client:
-        await ready(client)
+        await client.ready()
         tasks = await loaded(client, tokens=4000)
         daemon.signal(signal.SIGINT)
         await draining(client)
@@ -113,7 +114,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(start: Start
     body = b'{"prompt": "x", "stream": true, "max_tokens": 50000, "n": 16}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with daemon.client() as client:
-        await ready(client)
+        await client.ready()
         with socket.create_connection(daemon.endpoint) as deaf:
             deaf.sendall(head + body)
             # About 200 bytes a token: far more than the kernel keeps for a socket.
@@ -127,7 +128,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(start: Start
 async def test_an_openai_client_is_told_to_come_back_later(start: Start) -> None:
     daemon: Daemon = start(settings()).listening()
     async with daemon.client() as client:
-        await ready(client)
+        await client.ready()
         tasks = await loaded(client, tokens=50)
         daemon.signal(signal.SIGTERM)
         await draining(client)

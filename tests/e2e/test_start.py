@@ -33,7 +33,7 @@ async def test_the_simulated_daemon_is_ready_within_two_seconds(start: Start) ->
 async def test_no_torch_is_in_the_daemon_nor_in_a_simulated_worker(start: Start) -> None:
     daemon = start(ROOT / "configs/simulated.yaml")
     async with daemon.listening().client() as client:
-        state = await client.until(lambda state: state["ready"], "ready")
+        state = await client.ready()
     for pid in (daemon.process.pid, state["executors"]["main"]["pid"]):
         mapped = {entry.path for entry in psutil.Process(pid).memory_maps()}
         assert any("msgspec" in path for path in mapped)

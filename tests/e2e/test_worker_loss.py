@@ -27,7 +27,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 async def client(daemon: Daemon) -> AsyncIterator[Client]:
     async with daemon.client() as client:
-        await client.until(lambda state: state["ready"], "ready")
+        await client.ready()
         yield client
 
 

@@ -1,0 +1,307 @@
+"""What an operator sees and sets: limits by hand, metrics that agree with the state, calm."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from asyncio.subprocess import PIPE, STDOUT
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.e2e.conftest import Start
+from tests.e2e.daemon import Client, Daemon, conserved, settings, until
+
+B, T, W = "max_batch_size", "max_batch_tokens", "wait_timeout_s"
+CONFIGURED = {B: 16, T: 2048, W: 0.0, "tiers": {}}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), settings()) as started:
+        yield started.listening()
+
+
+@pytest.fixture
+async def client(daemon: Daemon) -> AsyncIterator[Client]:
+    async with daemon.client() as client:
+        await client.ready()
+        yield client
+        _, told = await client.put_limits(release=True)
+        assert told == {"pinned": False, "limits": CONFIGURED}
+        assert conserved(await client.state())
+
+
+async def group(client: Client) -> dict[str, Any]:
+    found: dict[str, Any] = (await client.state())["groups"]["default"]
+    return found
+
+
+async def group_when(client: Client, condition: Any) -> dict[str, Any]:
+    return await until(lambda: group(client), condition, "those limits")
+
+
+class TestLimitsByHand:
+    async def test_they_are_in_force_with_the_answer_and_for_the_next_batch(
+        self, client: Client
+    ) -> None:
+        epoch = (await group(client))["epoch"]
+        status, told = await client.put_limits(max_batch_size=3, expires="10m")
+        assert status == 200
+        assert told == {
+            "pinned": True,
+            "expires_s": 600.0,
+            "limits": {B: 3, T: 2048, W: 0.0, "tiers": {}},
+        }
+        shown = await group(client)
+        assert shown["limits"] == told["limits"]
+        assert shown["epoch"] == epoch + 1
+        assert 590 < shown["pinned_for_s"] <= 600
+        tasks = [asyncio.create_task(client.ask(tokens=20)) for _ in range(8)]
+        state = await client.until(lambda state: state["requests"]["queued"] == 5, "five that wait")
+        assert state["requests"]["running"] == 3
+        assert [(await task).ended for task in tasks] == ["done"] * 8
+
+    async def test_a_lowered_size_ends_nobody_and_admits_nobody_until_fewer_run(
+        self, client: Client
+    ) -> None:
+        running = [asyncio.create_task(client.ask(tokens=40, stream=True)) for _ in range(12)]
+        await client.until(lambda state: state["requests"]["running"] == 12, "twelve that run")
+        await client.put_limits(max_batch_size=2, expires="10m")
+        late = [asyncio.create_task(client.ask(tokens=5)) for _ in range(3)]
+        seen = await client.until(lambda state: state["requests"]["queued"] == 3, "three that wait")
+        assert seen["requests"]["running"] == 12
+        await client.until(
+            lambda state: state["requests"]["queued"] < 3, "the first that is admitted"
+        )
+        assert all(task.done() for task in running)
+        assert [(await task).ended for task in running + late] == ["done"] * 15
+
+    async def test_they_expire(self, client: Client) -> None:
+        status, _ = await client.put_limits(max_batch_size=5, wait_timeout_s=0.02, expires="200ms")
+        assert status == 200
+        assert (await group(client))["limits"] == {B: 5, T: 2048, W: 0.02, "tiers": {}}
+        shown = await group_when(client, lambda group: group["limits"] == CONFIGURED)
+        assert shown["pinned_for_s"] is None
+
+    async def test_they_are_released(self, client: Client) -> None:
+        await client.put_limits(max_batch_tokens=512, expires="10m")
+        assert (await group(client))["limits"][T] == 512
+        assert await client.put_limits(release=True) == (
+            200,
+            {"pinned": False, "limits": CONFIGURED},
+        )
+        assert (await group(client))["limits"] == CONFIGURED
+
+    @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            ({B: 65}, "max_batch_size: 65 should be a whole number from 1 to 64, the envelope"),
+            ({B: 0}, "max_batch_size: 0 should be a whole number from 1 to 64, the envelope"),
+            ({B: 8.5}, "max_batch_size: 8.5 should be a whole number from 1 to 64, the envelope"),
+            (
+                {T: 63},
+                "max_batch_tokens: 63 should be a whole number from 64 to 2048, the envelope",
+            ),
+            ({W: 0.06}, "wait_timeout_s: 0.06 should be seconds from 0.0 to 0.05, the envelope"),
+            (
+                {"batch_size": 8},
+                "batch_size: unknown; use max_batch_size, max_batch_tokens, wait_timeout_s",
+            ),
+        ],
+    )
+    async def test_what_is_outside_the_envelope_changes_nothing(
+        self, client: Client, asked: dict[str, Any], message: str
+    ) -> None:
+        before = await group(client)
+        status, told = await client.put_limits(**asked, expires="1m")
+        assert (status, told["error"]["message"]) == (400, message)
+        assert told["error"]["param"] == next(iter(asked))
+        after = await group(client)
+        assert (after["limits"], after["epoch"]) == (before["limits"], before["epoch"])
+
+
+def by(samples: Any, name: str, label: str) -> Counter[str]:
+    """The samples of a metric, summed up by one of its labels."""
+    sums: Counter[str] = Counter()
+    for (sample, labels), value in samples.items():
+        if sample == name:
+            sums[dict(labels)[label]] += value
+    return sums
+
+
+class TestMetrics:
+    async def test_they_agree_with_the_state_after_a_load(self, client: Client) -> None:
+        whole = [
+            asyncio.create_task(client.ask(tokens=9, service_tier=tier, stream=index % 2 == 0))
+            for index in range(10)
+            for tier in ("priority", "default", "flex")
+        ]
+        left = asyncio.create_task(client.ask(tokens=5000))
+        await client.until(lambda state: state["requests"]["running"] == 16, "a full batch")
+        left.cancel()
+        assert [(await task).ended for task in whole] == ["done"] * 30
+        state = await client.until(
+            lambda state: state["executors"]["main"]["running"] == 0, "an idle executor"
+        )
+        assert conserved(state)
+        samples = await client.metrics()
+        requests = state["requests"]
+        ended = by(samples, "headway_requests_ended_total", "outcome")
+        for outcome in ("finished", "rejected", "expired", "cancelled", "failed"):
+            assert ended[outcome] == requests[outcome]
+        assert by(samples, "headway_requests_offered_total", "tier").total() == requests["offered"]
+        for name, tier in state["tiers"].items():
+            labels = frozenset({("tier", name)})
+            assert samples["headway_queue_requests", labels] == tier["queued"]
+            assert samples["headway_queue_tokens", labels] == tier["queued_tokens"]
+        limits = state["groups"]["default"]
+        labels = frozenset({("group", "default")})
+        assert samples["headway_limit_batch_size", labels] == limits["limits"][B]
+        assert samples["headway_limit_batch_tokens", labels] == limits["limits"][T]
+        assert samples["headway_limit_wait_seconds", labels] == limits["limits"][W]
+        assert samples["headway_limits_epoch", labels] == limits["epoch"]
+        assert samples["headway_ready", frozenset()] == 1
+        main = frozenset({("executor", "main")})
+        assert samples["headway_worker_restarts_total", main] == 0
+        assert samples["headway_kv_usage_ratio", main] == 0
+        finished = by(samples, "headway_request_duration_seconds_count", "tier").total()
+        assert finished == requests["finished"]
+
+    async def test_counts_of_tokens_are_exact(self, client: Client) -> None:
+        before = await client.metrics()
+        answer = await client.ask("four", tokens=7, stream=True, service_tier="flex")
+        assert answer.finish_reason == "length"
+        after = await client.metrics()
+        labels = frozenset({("tier", "offline")})
+        for name, count in (("prompt", 4), ("generated", 7)):
+            key = f"headway_{name}_tokens_total", labels
+            assert after[key] - before[key] == count
+        ttft = "headway_time_to_first_token_seconds_count", labels
+        assert after[ttft] - before[ttft] == 1
+
+    async def test_before_any_traffic_what_is_unknown_is_not_zero(self, start: Start) -> None:
+        async with start(settings()).listening().client() as client:
+            await client.ready()
+            samples = await client.metrics()
+            _, decided = await client.get("/admin/decisions?count=1")
+        assert math.isnan(samples["headway_kv_usage_ratio", frozenset({("executor", "main")})])
+        signals = decided["decisions"][0]["signals"]
+        assert signals["age_s"] is None
+        assert {tier["ttft"] for tier in signals["tiers"]} == {None}
+        assert signals["executors"][0]["utilization"] is None
+        assert signals["executors"][0]["step_time"] is None
+
+    @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+    async def test_promtool_finds_nothing(self, client: Client) -> None:
+        await client.ask()
+        async with client.session.get("/metrics") as response:
+            exposition = await response.read()
+        promtool = await asyncio.create_subprocess_exec(
+            *("promtool", "check", "metrics"), stdin=PIPE, stdout=PIPE, stderr=STDOUT
+        )
+        told, _ = await promtool.communicate(exposition)
+        assert told == b""
+        assert promtool.returncode == 0
+
+
+async def test_a_request_says_where_its_time_went(client: Client) -> None:
+    answer = await client.ask(tokens=11)
+    status, seen = await client.get(f"/admin/requests/{answer.record['id']}")
+    assert status == 200
+    assert (seen["state"], seen["outcome"], seen["reason"]) == ("ended", "finished", "length")
+    assert (seen["tier"], seen["executor"], seen["attempt"]) == ("paid", "main", 1)
+    assert (seen["prompt_tokens"], seen["generated_tokens"]) == (5, 11)
+    spent = sum(seen[f"{part}_s"] for part in ("queue", "hold", "prefill", "decode"))
+    assert spent == pytest.approx(seen["total_s"], abs=0.005)
+    assert seen["decode_s"] == pytest.approx(0.1, abs=0.05)
+    assert (await client.get("/admin/requests/nobody"))[0] == 404
+
+
+async def test_an_idle_daemon_costs_next_to_nothing(start: Start) -> None:
+    # W = 0 must not make it spin, nor the worker that has nothing to do.
+    daemon = start(settings(control={"policy": {"type": "static"}})).listening()
+    async with daemon.client() as client:
+        state = await client.ready()
+        await client.ask()
+        worker = psutil.Process(state["executors"]["main"]["pid"])
+        processes = (psutil.Process(daemon.process.pid), worker)
+        before = [process.cpu_times() for process in processes]
+        await asyncio.sleep(1.0)  # the second that is measured
+        spent = [
+            process.cpu_times().user + process.cpu_times().system - was.user - was.system
+            for process, was in zip(processes, before, strict=True)
+        ]
+    assert spent[0] < 0.1
+    assert spent[1] < 0.02
+
+
+MOODY = '''
+from dataclasses import dataclass
+from policies.contract import Proposal
+
+
+class Moody:
+    """Raises in every tick but the first few."""
+
+    @dataclass(frozen=True)
+    class Parameters:
+        calm: int = 1
+
+    def __init__(self, parameters):
+        self.left = parameters.calm
+
+    def decide(self, signals, limits):
+        self.left -= 1
+        if self.left < 0:
+            raise ZeroDivisionError("out of ideas")
+        return Proposal(limits, "as it is")
+'''
+
+
+async def test_a_policy_of_the_users_own_that_raises_is_replaced_and_everybody_is_served(
+    start: Start, tmp_path: Any
+) -> None:
+    (tmp_path / "moody.py").write_text(MOODY)
+    policy = {"type": "moody:Moody", "parameters": {"calm": 2}}
+    control = {"policy": policy, "interval": "50ms"}
+    daemon = start(settings(control=control), environ={"PYTHONPATH": str(tmp_path)}).listening()
+    async with daemon.client() as client:
+        await client.ready()
+        shown = await group_when(client, lambda group: group["fallen_back"])
+        assert (shown["policy"], shown["limits"]) == ("static", CONFIGURED)
+        status, readiness = await client.get("/readyz")
+        assert status == 200
+        assert readiness["notes"] == [
+            "policy of group 'default' failed and was replaced by 'static'"
+        ]
+        assert (await client.ask()).ended == "done"
+        _, told = await client.get("/admin/decisions?count=1000")
+        oldest_first = told["decisions"][::-1]
+        assert [decision["error"] for decision in oldest_first[:6]] == [
+            "",
+            "",
+            *["ZeroDivisionError: out of ideas"] * 3,
+            "",
+        ]
+        assert oldest_first[4]["reason"] == (
+            "policy 'moody:Moody' failed 3 times in a row (ZeroDivisionError: out of ideas): "
+            "'static' takes over"
+        )
+        errors = by(await client.metrics(), "headway_policy_errors_total", "policy")
+        assert errors == {"moody:Moody": 3, "static": 0}
+    # Told when it begins, not at every tick.
+    assert [record["event"] for record in daemon.log()].count("policy failed") == 1
+
+
+async def test_head_and_unknown_paths_are_answered_too(client: Client) -> None:
+    async with client.session.head("/metrics") as response:
+        assert response.status == 200
+    with pytest.raises(aiohttp.ClientResponseError, match="404"):
+        async with client.session.get("/nothing", raise_for_status=True):
+            pass
