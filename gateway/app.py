@@ -32,6 +32,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # An idle connection is kept this long: longer than a load balancer in front would (60 s).
 _IDLE_CONNECTION_S = 75.0
+# The daemon drains before it closes; this is for the last bytes of what it ended.
+_CLOSING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def runner_of(app: web.Application) -> web.AppRunner:
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=_IDLE_CONNECTION_S,
+        shutdown_timeout=_CLOSING_S,
     )
 
 

@@ -9,8 +9,9 @@ from controller.errors import ContextLengthExceeded, InvalidRequest
 from gateway.bodies import Body, ChatBody, CompletionBody
 from gateway.parameters import wanted_tokens
 
-_PLAIN_ROLES = frozenset({"system", "user", "assistant"})
-_ROLES = _PLAIN_ROLES | {"developer", "tool", "function"}
+# Tuples: a client's value need not be hashable.
+_PLAIN_ROLES = ("system", "user", "assistant")
+_ROLES = (*_PLAIN_ROLES, "developer", "tool", "function")
 
 
 def fitted(prompt: list[int], body: Body, window: int) -> tuple[list[int], int]:
@@ -91,7 +92,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
         return message
     if role not in _ROLES:
         raise InvalidRequest(
-            f"{where}.role: {role!r} is no role, use one of {', '.join(sorted(_ROLES))}",
+            f"{where}.role: {role!r} is no role, use one of {', '.join(_ROLES)}",
             param=f"{where}.role",
         )
     if isinstance(content, list):

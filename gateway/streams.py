@@ -124,6 +124,8 @@ class Channel:
 
     def go_live(self, transport: asyncio.Transport, *, chunked: bool) -> None:
         """The headers are out. `chunked` frames events as HTTP/1.1 wants them."""
+        # From here on, "drained" means for the transport what it means here.
+        transport.set_write_buffer_limits(high=self._buffer_bytes)
         self._transport = transport
         self._chunked = chunked
         early, self._early = b"".join(self._early), []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -21,20 +21,25 @@ class ChatTemplate:
     """A compiled chat template. `special_tokens` are variables that it may read (`bos_token`)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`. Raises InvalidRequest when it is no valid template."""
+        self._template: Template | None = None
+        self._broken = ""
         try:
             self._template = _environment().from_string(source, globals=dict(special_tokens))
             # Jinja would walk its chain of globals anew for each chat: 7 of 13 us.
             self._template.globals = dict(self._template.globals)
         except TemplateSyntaxError as error:
-            raise InvalidRequest(f"the model's chat template is broken: {error}") from None
+            # The model can still complete plain texts.
+            self._broken = str(error)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt, with the beginning of an answer. Raises InvalidRequest.
 
         A template may refuse a chat (roles that do not alternate, say); then its words are passed
-        on. A user's text that spells a special token becomes that token, as in transformers.
+        on. One that cannot be compiled refuses them all. A user's text that spells a special
+        token becomes that token, as in transformers.
         """
+        if self._template is None:
+            raise InvalidRequest(f"messages: the model's chat template is broken: {self._broken}")
         try:
             return self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=True

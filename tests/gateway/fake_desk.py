@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from controller.errors import HeadwayError
@@ -39,7 +40,8 @@ Reply = Callable[[Request], list[int]]
 class FakeDesk:
     """Keeps what it is given. With `reply`, it answers by itself, one token a turn of the loop.
 
-    `refuse` is raised by the next `reserve`, `loading` by `model`.
+    `refuse` is raised by `reserve`, `loading` by `model`, `refuse_offer` by `offer` once
+    `refuse_offer_after` requests were taken. `reserved` are permits as they were given out.
     """
 
     def __init__(self, text: TextModel, *, reply: Reply | None = None) -> None:
@@ -50,7 +52,10 @@ class FakeDesk:
         self.refuse: HeadwayError | None = None
         self.loading: HeadwayError | None = None
         self.refuse_offer: HeadwayError | None = None
+        self.refuse_offer_after = 0
         self.permits: list[Permit] = []
+        self.reserved: list[Permit] = []
+        self.returned: asyncio.Queue[Permit] = asyncio.Queue()
         self.offered: asyncio.Queue[Request] = asyncio.Queue()
         self.requests: dict[str, Request] = {}
         self.sinks: dict[str, Sink] = {}
@@ -101,14 +106,16 @@ class FakeDesk:
             raise self.refuse
         permit = Permit(tier, requests, tokens, size)
         self.permits.append(permit)
+        self.reserved.append(replace(permit))
         return permit
 
     def give_back(self, permit: Permit) -> None:
         permit.requests = permit.tokens = permit.size = 0
+        self.returned.put_nowait(permit)
 
     def offer(self, request: Request, permit: Permit, sink: Sink) -> None:
         assert permit.requests > 0
-        if self.refuse_offer is not None:
+        if self.refuse_offer is not None and len(self.requests) >= self.refuse_offer_after:
             raise self.refuse_offer
         permit.requests -= 1
         self.requests[request.id] = request
