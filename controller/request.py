@@ -49,8 +49,9 @@ class Request:
     daemon, before parsing. `start_by` and `finish_by` are monotonic deadlines: past the first a
     request expires that waits and has no token yet, past the second a running one ends too.
     `expected_new_tokens` is how long the completion is thought to become where the client set no
-    bound of its own. `place` orders those that arrived at one instant. `tokens` is the completion so far and survives a preemption; `attempt` counts
-    dispatches, `faults` those that an executor gave back or lost.
+    bound of its own. `place` orders those that arrived at one instant. `tokens` is the completion
+    so far and survives a preemption; `attempt` counts dispatches, `faults` those that an executor
+    gave back or lost.
     """
 
     id: str
