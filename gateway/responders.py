@@ -131,9 +131,9 @@ class StreamResponder:
         if transport is None:
             raise ConnectionResetError("the client is gone")
         channel.go_live(transport, chunked=chunked)
+        # An error ends the stream and not the connection: a client that saw the last chunk has
+        # put the connection back already, and its next request must not find it closed.
         tail = await channel.closed
-        if channel.failed:
-            response.force_close()
         if not channel.congested():
             await response.write_eof(tail)
             return response
