@@ -82,6 +82,15 @@ def test_growth_is_limited_to_a_quarter_a_tick() -> None:
     assert grow_to(10**9) == (20, [Code.ENVELOPE, Code.SLEW])
 
 
+@pytest.mark.parametrize("ms", range(1, 20))
+def test_a_millisecond_is_a_move_of_the_wait_whatever_floats_make_of_it(ms: int) -> None:
+    current = Limits(16, 1024, ms / 1000)
+    wanted = replace(current, wait_timeout_s=(ms + 1) / 1000)
+    judged = guard().judge(wanted, current, signals(), NOW)
+    assert Code.DEAD_BAND not in {note.code for note in judged.notes}
+    assert judged.limits.wait_timeout_s > current.wait_timeout_s
+
+
 def test_growth_by_one_is_always_within_the_slew() -> None:
     current = Limits(1, 1024, 0.0)
     judged = guard().judge(replace(current, max_batch_size=2), current, signals(running=1), NOW)
