@@ -82,7 +82,7 @@ class ContinuousEngine:
         self._capacity = Capacity(
             model=settings.served_name,
             device=str(loaded.device),
-            max_seqs=settings.max_seqs,
+            max_seqs=min(settings.max_seqs, self._batch.max_step_tokens),
             max_step_tokens=self._batch.max_step_tokens,
             kv_tokens=self._batch.kv_tokens,
             max_context_tokens=min(loaded.max_context_tokens, self._batch.kv_tokens),

