@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policies.contract import Cause, Limits, Proposal, Signals, Verdict
 from policies.parameters import parameter
-from policies.reading import itl_in_words, move, size_bound, verdicts_on_itl, with_size
+from policies.reading import itl_in_words, size_bound, verdicts_on_itl, with_size
 
 
 class Aimd:
@@ -54,7 +54,7 @@ class Aimd:
         self._size, why = self._next(signals)
         after = max(1, round(self._size))
         self._proposed = after
-        return Proposal(with_size(limits, after), f"{move('B', before, after)}: {why}")
+        return Proposal(with_size(limits, after), why)
 
     def _next(self, signals: Signals) -> tuple[float, str]:
         given = list(verdicts_on_itl(signals))

@@ -55,11 +55,6 @@ def with_size(limits: Limits, size: int, *, wait_timeout_s: float | None = None)
     )
 
 
-def move(name: str, before: int, after: int) -> str:
-    """A limit's move in words: `B 16 -> 14`, or `B stays 16`."""
-    return f"{name} stays {before}" if before == after else f"{name} {before} -> {after}"
-
-
 def itl_in_words(tier: str, verdict: Verdict) -> str:
     """A verdict in words: `paid ITL 163 ms over 150 ms in 12 of 40 requests`."""
     target = f"{verdict.target_s * 1e3:.0f} ms"

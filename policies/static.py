@@ -26,6 +26,4 @@ class Static:
         """The same limits as ever."""
         if self._held is None:
             self._held = limits
-        held = self._held
-        reason = f"B stays {held.max_batch_size}, T {held.max_batch_tokens}: as configured"
-        return Proposal(held, reason)
+        return Proposal(self._held, "as configured")

@@ -9,7 +9,6 @@ from policies.contract import Limits, Proposal, Signals, Utilization, Verdict
 from policies.parameters import parameter
 from policies.reading import (
     itl_in_words,
-    move,
     queued_per_seat,
     size_bound,
     throughput,
@@ -81,7 +80,7 @@ class Threshold:
         queued = queued_per_seat(signals, limits)
         if queued is None:
             self._up = self._down = 0
-            return self._stay(limits, "no executor is ready")
+            return Proposal(limits, "no executor is ready")
         if queued >= self._parameters.queue_high:
             return self._long_queue(signals, limits, queued)
         self._up = 0
@@ -89,7 +88,7 @@ class Threshold:
             self._before_growth = None
             return self._short_queue(signals, limits, queued)
         self._down = 0
-        return self._stay(limits, f"{queued:.2f} wait per seat, between the thresholds")
+        return Proposal(limits, f"{queued:.2f} wait per seat, between the thresholds")
 
     def _long_queue(self, signals: Signals, limits: Limits, queued: float) -> Proposal:
         self._down = 0
@@ -98,15 +97,16 @@ class Threshold:
         obstacle = self._obstacle(signals, limits.max_batch_size, size)
         if obstacle is not None:
             self._up = 0
-            return self._stay(limits, f"{waiting}, but {obstacle}")
+            return Proposal(limits, f"{waiting}, but {obstacle}")
         self._up += 1
         why = f"{waiting}, {_in_words(utilization(signals))}"
         if self._up < self._parameters.up_ticks:
-            return self._stay(limits, f"{why}, for {self._up} of {self._parameters.up_ticks} ticks")
+            return Proposal(limits, f"{why}, for {self._up} of {self._parameters.up_ticks} ticks")
         self._up = 0
         self._left = None if self._left is not None and size >= self._left else self._left
         self._before_growth = throughput(signals)
-        return self._go(limits, size, limits.wait_timeout_s + self._wait_step(limits), why=why)
+        wait = limits.wait_timeout_s + self._wait_step(limits)
+        return Proposal(with_size(limits, size, wait_timeout_s=wait), why)
 
     def _obstacle(self, signals: Signals, size: int, wanted_size: int) -> str | None:
         """Why B must not grow to `wanted_size` although many wait; None when it may."""
@@ -134,18 +134,18 @@ class Threshold:
         near = [pair for pair in verdicts_on_itl(signals) if self._near(pair[1], 1.0)]
         if not near:
             self._down = 0
-            return self._stay(limits, f"{queued:.2f} wait per seat and latency is not near target")
+            return Proposal(limits, f"{queued:.2f} wait per seat and latency is not near target")
         self._down += 1
         why = f"{queued:.2f} wait per seat, {itl_in_words(*near[0])}"
         if self._down < self._parameters.down_ticks:
             told = f"{why}, for {self._down} of {self._parameters.down_ticks} ticks"
-            return self._stay(limits, told)
+            return Proposal(limits, told)
         self._down = 0
         before = limits.max_batch_size
         self._left = before
         size = max(1, min(before - 1, round(before * (1 - self._parameters.step))))
         wait = max(0.0, limits.wait_timeout_s - self._wait_step(limits))
-        return self._go(limits, size, wait, why=why)
+        return Proposal(with_size(limits, size, wait_timeout_s=wait), why)
 
     def _near(self, verdict: Verdict, factor: float) -> bool:
         """Whether latency, were it `factor` times as long, would be near its target."""
@@ -159,16 +159,6 @@ class Threshold:
 
     def _wait_step(self, limits: Limits) -> float:
         return max(self._parameters.wait_step_s, limits.wait_timeout_s * self._parameters.step)
-
-    @staticmethod
-    def _stay(limits: Limits, why: str) -> Proposal:
-        return Proposal(limits, f"B stays {limits.max_batch_size}: {why}")
-
-    @staticmethod
-    def _go(limits: Limits, size: int, wait: float, *, why: str) -> Proposal:
-        moved = move("B", limits.max_batch_size, size)
-        held = f"W {limits.wait_timeout_s * 1e3:.0f} -> {wait * 1e3:.0f} ms"
-        return Proposal(with_size(limits, size, wait_timeout_s=wait), f"{moved}, {held}: {why}")
 
 
 def _in_words(used: Utilization | None) -> str:

@@ -11,7 +11,7 @@ def test_the_limits_first_seen_are_proposed_for_ever() -> None:
     policy = build("static", {})
     slow = seen(itl(0.9, state="breach", misses=40, cause=Cause.DECODE), queued=500)
     first = policy.decide(slow, LIMITS)
-    assert first == Proposal(LIMITS, "B stays 16, T 1024: as configured")
+    assert first == Proposal(LIMITS, "as configured")
 
 
 def test_limits_that_somebody_moved_are_to_be_put_back() -> None:
