@@ -24,7 +24,7 @@ from gateway.settings import GatewaySettings, TierPlan
 from gateway.text import TokenLanguage
 from policies.contract import Limits
 
-_TEXT = (
+TEXT = (
     "A bus that waits for company is fuller when it leaves, and the people at the next stop have "
     "stood in the rain for longer. How long it should wait depends on who is coming, and that "
     "changes with the hour; so somebody has to look out of the window all day long. "
@@ -55,7 +55,7 @@ def text_model(folder: Path | None) -> TextModel:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([_TEXT], trainer)
+    tokenizer.train_from_iterator([TEXT], trainer)
     return TextModel(kind="tokenizers", tokenizer_json=tokenizer.to_str(), chat_template=_TEMPLATE)
 
 
@@ -73,7 +73,7 @@ class FreeDesk:
             max_context_tokens=8192,
             features=frozenset(Feature),
         )
-        ids = TokenLanguage(text).encode(_TEXT, special=False)
+        ids = TokenLanguage(text).encode(TEXT, special=False)
         self._words = [[token] for token in ids]
         self._running: dict[str, tuple[Request, Sink]] = {}
         self._stepping = False
@@ -199,7 +199,7 @@ def bare_app(text: TextModel) -> web.AppRunner:
 def direct_app(text: TextModel) -> web.AppRunner:
     """Parses, renders, tokenises and detokenises, and that is all."""
     language = TokenLanguage(text)
-    words = language.encode(_TEXT, special=False)
+    words = language.encode(TEXT, special=False)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())

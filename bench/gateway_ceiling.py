@@ -30,6 +30,7 @@ from aiohttp import web
 from bench.ceiling_client import Load, Seen, drive
 from bench.ceiling_peers import text_model
 from executor.contract import TextModel
+from gateway import logs
 
 _PEERS = "bench.ceiling_peers"
 
@@ -161,6 +162,7 @@ def _server(app: str, model: Path | None, core: int) -> Iterator[_Server]:
 
 async def _serve(app: str, text: TextModel, core: int) -> None:
     os.sched_setaffinity(0, {core})
+    logs.set_up("warning", "json")
     module, _, name = app.partition(":")
     factory: Callable[[TextModel], web.AppRunner] = getattr(importlib.import_module(module), name)
     runner = factory(text)

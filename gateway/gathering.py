@@ -105,6 +105,8 @@ class StoppingChoice:
         """See Sink."""
         if ended.outcome is Outcome.FINISHED:
             text = self._text + self._pieces.finish()
-            self._gathering.put(Choice(self._index, text, ended.reason))
+            # Its last token may have been its last one anyway.
+            reason = "stop" if self._pieces.stopped else ended.reason
+            self._gathering.put(Choice(self._index, text, reason))
         else:
             self._gathering.fail(failure_of(ended))

@@ -19,7 +19,7 @@ class Channel:
     Until the headers are out, events are kept: `opened` is set by the first of them, and fails
     with the error where there is none. From `go_live` on they are written to the transport at
     once, without a task that wakes up. `closed` gets what is left to be sent at the end: what
-    `farewell` gives or, where `failed` says so, an error.
+    `farewell` gives, or an error.
     """
 
     __slots__ = (
@@ -37,7 +37,6 @@ class Channel:
         "_timer",
         "_transport",
         "closed",
-        "failed",
         "opened",
     )
 
@@ -53,7 +52,6 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[bytes] = self._loop.create_future()
-        self.failed = False
         self._siblings = siblings
         self._choices = choices
         self._farewell = farewell
@@ -112,7 +110,6 @@ class Channel:
         """A choice failed, and so does the answer: with a status of its own while it can."""
         if self._over:
             return
-        self.failed = True
         if self.opened.done():
             self._close(error_event(error_object(error)))
         else:
@@ -197,7 +194,9 @@ class StreamedChoice:
         events = b"" if self._begun else self._chunks.role()
         if text:
             events += self._chunks.text(text)
-        self._channel.finish(events + self._chunks.finish(ended.reason))
+        # Its last token may have been its last one anyway.
+        reason = "stop" if self._pieces.stopped else ended.reason
+        self._channel.finish(events + self._chunks.finish(reason))
 
     def _send(self, text: str) -> None:
         channel = self._channel

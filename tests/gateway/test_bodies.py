@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from controller.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from executor.contract import Feature, Sampling
 from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody
 from gateway.parameters import check_supported, sampling_of, stops_of, wanted_tokens
+from gateway.preparing import Preparer
 from gateway.prompts import chat_messages, fitted, prompt_count, prompts_of
-from tests.gateway.fake_desk import EVERY_SAMPLING
+from tests.gateway.fake_desk import CAPACITY, EVERY_SAMPLING
+from tests.gateway.tiny_text import text_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -309,3 +315,46 @@ def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         prompts_of(_text(prompt=prompt), 10)
     assert refused.value.param == param
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system"]) | VALUES, "content": st.text() | VALUES}
+)
+SOME = st.text(max_size=3) | st.integers(-1, 5) | st.booleans()
+
+
+@cache
+def _prepared() -> tuple[Preparer, Any]:
+    return Preparer(), text_model()
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([ChatBody, CompletionBody]),
+    st.dictionaries(
+        st.sampled_from(sorted({*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__})),
+        SOME | VALUES,
+        max_size=4,
+    ),
+    st.lists(MESSAGE | VALUES, max_size=3),
+    st.text(max_size=5) | st.lists(SOME | st.lists(SOME, max_size=2), max_size=3) | VALUES,
+)
+def test_any_body_is_either_prepared_or_refused_as_a_bad_request(
+    kind: type[Body], fields: dict[str, Any], messages: list[Any], prompt: Any
+) -> None:
+    preparer, model = _prepared()
+    body = {"messages": messages, "prompt": prompt} | fields
+    raw = json.dumps(body).encode("utf-8", "surrogatepass")
+    try:
+        read = BodyReader(kind).read(raw)
+        prompt_count(read)
+        wanted_tokens(read)
+        prepared = asyncio.run(preparer.prepare(read, model, capacity=CAPACITY, size=0))
+    except InvalidRequest:
+        return
+    assert all(0 < len(ids) + new <= 1024 for ids, new in prepared.prompts)

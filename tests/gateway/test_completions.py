@@ -148,6 +148,23 @@ async def test_tokens_after_a_stop_string_are_neither_text_nor_counted(
     assert answer["usage"]["completion_tokens"] == len(ids)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_at_the_very_end_is_the_reason(
+    text: TextModel, language: TokenLanguage, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    desk = FakeDesk(text)
+    monkeypatch.setattr(desk, "cancel", lambda *_: False)  # the step was its last one anyway
+    async with serving(desk) as served:
+        connection = await served.ask(stop="!", stream=stream)
+        request = await desk.offered.get()
+        desk.say(request.id, language.encode("so!", special=False))
+        desk.finish(request.id, "length")
+        answer = await connection.answer()
+        await connection.leave()
+    last = json.loads(answer.events()[-2]) if stream else answer.json()
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_max_tokens_ends_a_completion_for_its_length(desk: FakeDesk) -> None:
     async with serving(desk) as served, served.openai() as client:
         answer = await client.completions.create(model="tiny", prompt="The", max_tokens=2)
