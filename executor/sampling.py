@@ -12,6 +12,8 @@ from executor.contract import Sampling
 NUCLEUS = 1024
 """`top_k` and `top_p` choose among the likeliest tokens, at most this many."""
 
+# Below this temperature the quotient of a logit might be infinite.
+_COLD = 1e-5
 _WORD = 0xFFFFFFFF
 
 
@@ -27,7 +29,7 @@ class Row:
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken, whatever the noise."""
-        return self.sampling.temperature == 0.0 or self.sampling.top_k == 1
+        return self.sampling.temperature < _COLD or self.sampling.top_k == 1
 
 
 def choose(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -51,8 +53,8 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Numbers in (0, 1), float64 [n], a hash of 64-bit `seeds` and `positions` (int64, both [n]).
 
-    Three rounds of the 32-bit integer hash `lowbias32` (Chris Wellons, 2018); products stay below
-    2^63, so that the arithmetic is exact on every device.
+    Three rounds of the 32-bit integer hash `lowbias32` (Chris Wellons, 2018). Products stay within
+    63 bits and a sign, so that the arithmetic is exact on every device.
     """
     state = _mix(seeds & _WORD)
     state = _mix(state ^ ((seeds >> 32) & _WORD))
@@ -63,7 +65,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def _mix(word: torch.Tensor) -> torch.Tensor:
     word = word + 0x9E3779B9 & _WORD
     word = (word ^ (word >> 16)) * 0x7FEB352D & _WORD
-    word = (word ^ (word >> 15)) * 0x846CA68B & _WORD
+    word = (word ^ (word >> 15)) * (0x846CA68B - 2**32) & _WORD
     return word ^ (word >> 16)
 
 
@@ -106,12 +108,13 @@ def _draw_nucleus(
     values, ids = scaled.topk(width, dim=-1)
     # Relative to the whole vocabulary, so that top_p alone means what it says.
     shares = (values - scaled.logsumexp(dim=-1, keepdim=True)).exp()
-    counts = torch.tensor([[rule.top_k or width] for rule in rules], device=device)
-    shares = shares.masked_fill(torch.arange(width, device=device) >= counts, 0.0)
+    counts = torch.tensor([[max(rule.top_k, 0) or width] for rule in rules], device=device)
+    places = torch.arange(width, device=device)
+    shares = shares.masked_fill(places >= counts, 0.0)
     total = torch.where(counts < width, shares.sum(dim=-1, keepdim=True), 1.0)
     top_p = torch.tensor([[rule.top_p] for rule in rules], device=device)
     ahead = shares.cumsum(dim=-1) - shares
-    shares = shares.masked_fill(ahead >= top_p * total, 0.0)
+    shares = shares.masked_fill((ahead >= top_p * total) & (places > 0), 0.0)
     return ids.gather(-1, _invert(shares, noise).unsqueeze(-1)).squeeze(-1)
 
 

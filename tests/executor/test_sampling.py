@@ -74,7 +74,13 @@ def test_top_p_is_a_share_of_what_top_k_left() -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    [{}, {"temperature": 0.0, "seed": 5}, {"temperature": 9.0, "top_k": 1}, {"top_k": 40}],
+    [
+        {},
+        {"temperature": 0.0, "seed": 5},
+        {"temperature": 1e-300},
+        {"temperature": 9.0, "top_k": 1},
+        {"top_k": 40},
+    ],
 )
 def test_without_temperature_or_with_top_k_of_1_the_likeliest_is_taken(
     rules: dict[str, Any],
@@ -84,9 +90,10 @@ def test_without_temperature_or_with_top_k_of_1_the_likeliest_is_taken(
     assert torch.equal(tokens, logits.argmax(dim=-1))
 
 
-def test_a_tiny_top_p_takes_the_likeliest() -> None:
+@pytest.mark.parametrize("top_p", [1e-6, 0.0])
+def test_a_tiny_top_p_takes_the_likeliest(top_p: float) -> None:
     logits = torch.randn(64, 500, generator=torch.Generator().manual_seed(0))
-    rows = [row(i, temperature=2.0, top_p=1e-6, seed=i) for i in range(64)]
+    rows = [row(i, temperature=2.0, top_p=top_p, seed=i) for i in range(64)]
     assert torch.equal(choose(logits.clone(), rows), logits.argmax(dim=-1))
 
 
@@ -159,6 +166,14 @@ def test_noise_is_uniform_and_fixed_for_ever() -> None:
         0.14814658497925848,
         0.17435495264362544,
     ]
+
+
+def test_a_top_k_that_is_not_positive_is_off() -> None:
+    def draw(top_k: int) -> list[int]:
+        rows = [row(i, temperature=1.0, top_p=0.9, top_k=top_k) for i in range(50)]
+        return choose(logits_of(EIGHT, 50), rows).tolist()
+
+    assert draw(-1) == draw(0)
 
 
 def test_any_integer_is_a_seed() -> None:
