@@ -26,6 +26,7 @@ from gateway.metering import Meter, build_instruments
 from gateway.preparing import Preparer
 from gateway.settings import GatewaySettings, TierPlan
 from gateway.ticker import Ticker
+from metrics.gpu import GpuMeter
 from policies.contract import Limits
 from policies.registry import build as build_policy
 
@@ -46,8 +47,12 @@ def assemble(
     *,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.monotonic,
+    gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
-    """Build and join everything. Raises ConfigError for secrets that cannot be found."""
+    """Build and join everything. Raises ConfigError for secrets that cannot be found.
+
+    `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
+    """
     groups = {executor.name: executor.group for executor in config.executors}
     tiers = config.tier_list()
     observer = Observer(tiers, groups, started=clock())
@@ -68,7 +73,14 @@ def assemble(
         group: _loop(control, config.envelope, batcher, observer=observer, group=group)
         for group in sorted(set(groups.values()))
     }
-    ticker = Ticker(loops, dispatcher, processes, meter=meter, interval_s=control.interval)
+    ticker = Ticker(
+        loops,
+        dispatcher,
+        processes,
+        meter=meter,
+        interval_s=control.interval,
+        gpu_meter=gpu_meter,
+    )
     desk = ServingDesk(
         dispatcher, observer, ticker, processes=processes, meter=meter, version=_version()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
@@ -33,6 +33,7 @@ class Ticker:
         meter: Meter,
         interval_s: float,
         gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.loops = loops
         self.gpu: GpuSample | None = None
@@ -41,6 +42,7 @@ class Ticker:
         self._meter = meter
         self._interval_s = interval_s
         self._gpu_meter = gpu_meter
+        self._sleep = sleep
         self._meters: dict[str, GpuMeter] = {}
         self._ticked_at = dispatcher.clock()
         self._errors: dict[str, str] = {}
@@ -53,7 +55,7 @@ class Ticker:
             self.tick()
             now = self._dispatcher.clock()
             due = max(due + self._interval_s, now)
-            await asyncio.sleep(due - now)
+            await self._sleep(due - now)
 
     def tick(self) -> None:
         """One tick of every loop, and a look at whether every executor makes progress."""

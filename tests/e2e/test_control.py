@@ -209,13 +209,12 @@ async def test_two_executors_of_a_group_share_the_load_and_the_limits(start: Sta
         await client.until(
             lambda state: all(e["state"] == "ready" for e in state["executors"].values()), "both"
         )
-        tasks = [asyncio.create_task(client.ask(tokens=30, seed=seed)) for seed in range(24)]
-        state = await client.until(lambda state: state["requests"]["running"] == 8, "full seats")
+        tasks = [asyncio.create_task(client.ask(tokens=60, seed=seed)) for seed in range(24)]
+        state = await client.until(lambda state: state["requests"]["queued"] == 16, "full seats")
         assert {name: e["running"] for name, e in state["executors"].items()} == {
             "left": 4,
             "right": 4,
         }
-        assert state["requests"]["queued"] == 16
         answers = await asyncio.gather(*tasks)
         assert {answer.ended for answer in answers} == {"done"}
         samples = await client.metrics()
@@ -223,8 +222,8 @@ async def test_two_executors_of_a_group_share_the_load_and_the_limits(start: Sta
             name: samples["headway_step_batch_size_sum", frozenset({("executor", name)})]
             for name in ("left", "right")
         }
-        assert sum(rows.values()) == 24 * 30
-        assert abs(rows["left"] - rows["right"]) <= 2 * 30
+        assert sum(rows.values()) == 24 * 60
+        assert abs(rows["left"] - rows["right"]) <= 2 * 60
         # The loss of one leaves the daemon ready, and moves what ran there to the other.
         tasks = [asyncio.create_task(client.ask(tokens=30)) for _ in range(24)]
         state = await client.until(lambda state: state["requests"]["running"] == 8, "full seats")

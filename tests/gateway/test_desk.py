@@ -1,0 +1,171 @@
+"""What the desk answers operators: readiness with reasons, state, limits by hand, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.errors import Draining, InvalidRequest, NotReady
+from controller.request import Outcome
+from executor.process import State
+from policies.contract import Limits
+from tests.gateway.desk_rig import Heard, Rig
+
+
+@pytest.fixture
+async def rig() -> Rig:
+    rig = Rig()
+    rig.parts.ticker.tick()
+    rig.ready()
+    return rig
+
+
+class TestReadiness:
+    async def test_before_the_first_executor_is_ready_it_says_what_is_going_on(self) -> None:
+        rig = Rig()
+        rig.parts.ticker.tick()
+        ready, told = rig.desk.readiness()
+        assert not ready
+        assert told["reasons"] == ["no executor is ready (main: not started)"]
+        with pytest.raises(NotReady, match="still loading"):
+            rig.desk.reserve("paid", requests=1, tokens=1, size=1)
+        with pytest.raises(NotReady, match="still loading"):
+            rig.desk.model()
+
+    async def test_with_one_executor_of_two_it_is_ready(self) -> None:
+        pair = [{"kind": "simulated", "model": "m", "name": name} for name in ("x", "y")]
+        rig = Rig(executors=pair)
+        rig.parts.ticker.tick()
+        rig.ready("x")
+        assert rig.desk.readiness()[0]
+        rig.lose("x")
+        assert not rig.desk.readiness()[0]
+        rig.ready("y")
+        assert rig.desk.readiness()[0]
+
+    async def test_while_it_drains_it_is_not_ready_and_takes_nothing(self, rig: Rig) -> None:
+        rig.batcher.drain()
+        assert rig.desk.readiness()[1]["reasons"] == ["draining: nothing new is taken"]
+        with pytest.raises(Draining):
+            rig.desk.reserve("paid", requests=2, tokens=1, size=1)
+        assert rig.outcomes() == {"rejected": 2}
+        assert rig.conserved()
+
+
+class TestState:
+    async def test_it_is_json_and_adds_up(self, rig: Rig) -> None:
+        for name in "abcdef":
+            rig.offer(name, Heard())
+        rig.report({"a": [1], "b": [2]}, finished=["a"])
+        rig.desk.cancel("b", Outcome.CANCELLED, "disconnect")
+        state = msgspec.json.decode(msgspec.json.encode(rig.desk.state()))
+        assert state["requests"] == {
+            "offered": 6,
+            "queued": 1,
+            "running": 3,
+            "finished": 1,
+            "rejected": 0,
+            "expired": 0,
+            "cancelled": 1,
+            "failed": 0,
+        }
+        # Whoever was cancelled keeps the seat until the executor has let go of it.
+        assert state["executors"]["main"]["running"] == 4
+        assert state["tiers"]["paid"]["queued"] == 1
+        assert state["executors"]["main"]["kv"] == 20 / 100_000
+
+    async def test_what_a_lost_executor_held_is_not_shown_as_held(self, rig: Rig) -> None:
+        rig.offer("a", Heard())
+        rig.report({"a": [1]})
+        rig.lose()
+        assert rig.desk.state()["executors"]["main"]["kv"] is None
+        assert b'headway_kv_usage_ratio{executor="main"} NaN' in rig.desk.metrics()
+        assert b"headway_kv_cache_usage_ratio NaN" in rig.desk.metrics()
+        rig.ready()
+        assert rig.desk.state()["executors"]["main"]["kv"] is None
+
+    async def test_restarts_are_counted_once_each(self, rig: Rig) -> None:
+        process = rig.parts.processes["main"]
+        for incarnation, line in (
+            (0, b'headway_worker_restarts_total{executor="main"} 0.0'),
+            (1, b'headway_worker_restarts_total{executor="main"} 0.0'),
+            (3, b'headway_worker_restarts_total{executor="main"} 2.0'),
+            (3, b'headway_worker_restarts_total{executor="main"} 2.0'),
+        ):
+            process.incarnation = incarnation
+            assert line in rig.desk.metrics()
+        assert process.state is State.STOPPED
+
+
+class TestRequests:
+    async def test_each_part_of_its_time_is_told_also_after_its_end(self, rig: Rig) -> None:
+        for name in "abcd":
+            rig.offer(name, Heard())
+        rig.clock.now += 1.0
+        rig.offer("e", Heard())
+        rig.clock.now += 2.0
+        waiting = rig.desk.request("e")
+        assert waiting is not None
+        assert (waiting["state"], waiting["queue_s"], waiting["prefill_s"]) == ("queued", 2.0, None)
+        rig.report({"a": [1]}, finished=["a"])
+        rig.clock.now += 0.5
+        rig.report({"e": [1]})
+        rig.clock.now += 0.25
+        rig.report({"e": [2]}, finished=["e"])
+        seen: dict[str, Any] = rig.desk.request("e") or {}
+        spent = [seen[f"{part}_s"] for part in ("queue", "hold", "prefill", "decode", "total")]
+        assert spent == [2.0, 0.0, 0.5, 0.25, 2.75]
+        assert (seen["state"], seen["outcome"], seen["reason"]) == ("ended", "finished", "length")
+        assert rig.desk.request("nobody") is None
+
+
+class TestLimitsByHand:
+    async def test_they_are_in_force_when_the_call_returns(self, rig: Rig) -> None:
+        assert rig.desk.pin({"max_batch_size": 2}, 60.0) == Limits(2, 1024, 0.0)
+        assert rig.desk.pin({"wait_timeout_s": 0.01}, 60.0) == Limits(2, 1024, 0.01)
+        shown = rig.desk.state()["groups"]["default"]
+        assert (shown["epoch"], shown["pinned_for_s"]) == (2, 60.0)
+        assert rig.desk.release() == Limits(4, 1024, 0.0)
+        shown = rig.desk.state()["groups"]["default"]
+        assert (shown["epoch"], shown["pinned_for_s"]) == (3, None)
+
+    async def test_a_step_is_never_smaller_than_the_batch(self, rig: Rig) -> None:
+        limits = rig.desk.pin({"max_batch_size": 64, "max_batch_tokens": 64}, 60.0)
+        assert limits == Limits(64, 64, 0.0)
+
+    async def test_every_group_has_them(self) -> None:
+        pair = [
+            {"kind": "simulated", "model": "m", "name": name, "group": name} for name in ("x", "y")
+        ]
+        rig = Rig(executors=pair)
+        rig.desk.pin({"max_batch_size": 3}, 60.0)
+        groups = rig.desk.state()["groups"]
+        assert {name: shown["limits"]["max_batch_size"] for name, shown in groups.items()} == {
+            "x": 3,
+            "y": 3,
+        }
+
+    @pytest.mark.parametrize("value", [65, 0, -1, 2.0, True, "8", None, float("nan")])
+    async def test_a_size_that_is_no_whole_number_of_the_envelope_is_refused(
+        self, rig: Rig, value: Any
+    ) -> None:
+        with pytest.raises(InvalidRequest, match="should be a whole number from 1 to 64") as caught:
+            rig.desk.pin({"max_batch_size": value}, 60.0)
+        assert caught.value.param == "max_batch_size"
+        assert rig.desk.state()["groups"]["default"]["pinned_for_s"] is None
+
+    @pytest.mark.parametrize("value", [0.051, -0.001, "5ms", float("inf"), float("nan"), False])
+    async def test_a_wait_outside_the_envelope_is_refused(self, rig: Rig, value: Any) -> None:
+        with pytest.raises(InvalidRequest, match=r"should be seconds from 0.0 to 0.05"):
+            rig.desk.pin({"wait_timeout_s": value}, 60.0)
+
+
+async def test_decisions_come_newest_first_and_are_json(rig: Rig) -> None:
+    rig.desk.pin({"max_batch_size": 2}, 60.0)
+    told = msgspec.json.decode(msgspec.json.encode(rig.desk.decisions(10)))
+    assert [decision["number"] for decision in told] == [2, 1]
+    assert [decision["moved"] for decision in told] == [True, False]
+    assert told[0]["guard"][-1]["code"] == "pinned"
+    assert told[0]["text"] == ("B 4 -> 2: as configured (B pinned: by hand for another 60 s)")
