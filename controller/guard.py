@@ -10,34 +10,14 @@ import math
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from controller.config_control import GuardConfig
-from policies.contract import ExecutorSignals, GuardNote, LimitName, Limits, Signals
+from controller.gates import Code, Gates, Memory, throughput
+from policies.contract import GuardNote, LimitName, Limits, Signals
 
 NAMES: tuple[LimitName, ...] = ("max_batch_size", "max_batch_tokens", "wait_timeout_s")
-
-
-class Code(StrEnum):
-    """What the guard did, as it stands in logs, metrics and answers."""
-
-    INVALID = "invalid"
-    CAPACITY = "capacity"
-    ENVELOPE = "envelope"
-    OUT_OF_MEMORY = "out_of_memory"
-    STALE = "stale"
-    THIN = "thin"
-    NOT_BINDING = "not_binding"
-    DRAINING = "draining"
-    MEMORY = "memory"
-    COOLDOWN = "cooldown"
-    GPU_VETO = "gpu_veto"
-    SLEW = "slew"
-    OSCILLATION = "oscillation"
-    DEAD_BAND = "dead_band"
-    PINNED = "pinned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +39,14 @@ class Judged:
     notes: tuple[GuardNote, ...]
 
 
-@dataclass(slots=True)
-class _Memory:
-    """What the guard remembers of the moves that were applied."""
-
-    moved_at: float | None = None
-    grew_at_throughput: float | None = None
-    signs: dict[LimitName, deque[int]] = field(default_factory=dict)
-    ceiling_tokens: float | None = None
-    ceiling_until: float = 0.0
-
-
 class Guard:
     """Judges proposals. Time is an argument; state is only what was applied before."""
 
     def __init__(self, config: GuardConfig, envelope: Envelope, *, min_samples: int) -> None:
         self._config = config
         self.envelope = envelope
-        self._min_samples = min_samples
-        self._memory = _Memory(signs={name: deque(maxlen=config.reversal_moves) for name in NAMES})
+        self._gates = Gates(config, min_samples)
+        self._memory = Memory(signs={name: deque(maxlen=config.reversal_moves) for name in NAMES})
 
     def out_of_memory(self, tokens: int, now: float) -> None:
         """Steps that held this many tokens ran out of memory: stay below for a while."""
@@ -114,8 +83,9 @@ class Guard:
             if new != old:
                 self._memory.moved_at = now
                 self._memory.signs[name].append(1 if new > old else -1)
-                if new > old and name == "max_batch_size":
-                    self._memory.grew_at_throughput = _throughput(signals)
+                if name == "max_batch_size":
+                    # After a shrink, what growth once brought says nothing of growth from here.
+                    self._memory.grew_from = throughput(signals) if new > old else None
 
     def reversals(self, name: LimitName) -> int:
         """Changes of direction in the last applied moves of a limit."""
@@ -172,7 +142,7 @@ class Guard:
         notes: list[GuardNote],
         now: float,
     ) -> float:
-        refusal = self._refusal(name, old, signals, now)
+        refusal = self._gates.refusal(name, old, signals, memory=self._memory, now=now)
         if refusal is not None:
             code, detail = refusal
             notes.append(GuardNote(name, code, detail))
@@ -191,62 +161,6 @@ class Guard:
             notes.append(GuardNote(name, Code.SLEW, f"{old:g} -> {new:g} is over {most:g} a tick"))
             new = old + most
         return new
-
-    def _refusal(
-        self, name: LimitName, old: float, signals: Signals, now: float
-    ) -> tuple[Code, str] | None:
-        """The first gate that is shut, if any."""
-        config, executors = self._config, signals.executors
-        steps = [e for e in executors if e.steps]
-        slowest = max((e.step_time.p90 for e in steps if e.step_time is not None), default=0.0)
-        # A report comes once a step: where steps are slower than ticks, they set the pace.
-        fresh_s = config.stale_ticks * max(signals.interval_s, slowest)
-        if signals.age_s is None or signals.age_s > fresh_s:
-            seen = "never" if signals.age_s is None else f"{signals.age_s:.1f} s ago"
-            return Code.STALE, f"the last step was {seen}, {fresh_s:.1f} s ago at most"
-        count = sum(e.steps for e in executors)
-        if count < self._min_samples:
-            return Code.THIN, f"{count} steps under these limits, {self._min_samples} needed"
-        bound = self._binding(name, steps, count)
-        if bound is not None and bound < config.binding:
-            return Code.NOT_BINDING, f"reached in {bound:.0%} of {count} steps"
-        crowded = [e for e in executors if name == "max_batch_size" and e.running > old]
-        if crowded:
-            return Code.DRAINING, f"{crowded[0].running} still run at a limit of {old:g}"
-        held = max((e.kv for e in executors if e.kv is not None), default=0.0)
-        stalled = sum(e.stalled for e in executors)
-        if name != "wait_timeout_s" and (held > config.kv_high or stalled):
-            return Code.MEMORY, f"{held:.0%} of KV memory held, {stalled} sequences stalled"
-        pause_s = max(config.cooldown, config.cooldown_steps * slowest)
-        moved = self._memory.moved_at
-        if moved is not None and now - moved < pause_s:
-            return Code.COOLDOWN, f"{now - moved:.2f} s after a move, {pause_s:.2f} s needed"
-        return self._veto(name, signals)
-
-    def _binding(self, name: LimitName, steps: list[ExecutorSignals], count: int) -> float | None:
-        """In what fraction of the steps the limit was reached; None where that is not counted."""
-        if name == "wait_timeout_s":
-            return None
-        field_ = "size_bound" if name == "max_batch_size" else "tokens_bound"
-        return sum((getattr(e, field_) or 0.0) * e.steps for e in steps) / count
-
-    def _veto(self, name: LimitName, signals: Signals) -> tuple[Code, str] | None:
-        """A busy device that did not serve more after the last growth will not after the next."""
-        before = self._memory.grew_at_throughput
-        busy = [
-            e.utilization.value
-            for e in signals.executors
-            # The stand-in is near 1 whenever there is work: it says nothing about saturation.
-            if e.utilization is not None and e.utilization.source != "busy"
-        ]
-        if name == "wait_timeout_s" or before is None or not busy:
-            return None
-        now = _throughput(signals)
-        flat = now < before * (1 + self._config.flat_gain)
-        if min(busy) >= self._config.gpu_busy and flat:
-            detail = f"{min(busy):.0%} busy, {before:.0f} tokens/s before the last growth"
-            return Code.GPU_VETO, f"{detail}, {now:.0f} after"
-        return None
 
     def _least(self, name: LimitName) -> float:
         least: Mapping[LimitName, float] = {
@@ -278,7 +192,3 @@ def _rounded(values: Mapping[LimitName, float], like: Limits) -> Limits:
         max_batch_tokens=max(1, math.floor(values["max_batch_tokens"])),
         wait_timeout_s=round(values["wait_timeout_s"], 6),
     )
-
-
-def _throughput(signals: Signals) -> float:
-    return sum(e.tokens_per_s or 0.0 for e in signals.executors)

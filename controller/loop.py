@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from controller.batcher import Batcher
 from controller.decision import Decision
-from controller.guard import Code, Guard, Judged
+from controller.gates import Code
+from controller.guard import Guard, Judged
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
 from controller.signals import Device, SignalSource

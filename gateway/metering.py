@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from controller.batcher import Batcher
 from controller.decision import Decision
-from controller.guard import Code, Guard
+from controller.gates import Code
+from controller.guard import Guard
 from controller.ledger import ExecutorSeats
 from controller.listener import Listener
 from controller.observer import Observer

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from controller.config_control import GuardConfig
-from controller.guard import Code, Envelope, Guard
+from controller.gates import Code
+from controller.guard import Envelope, Guard
 from policies.contract import ExecutorSignals, Limits, Quantiles, Signals, Utilization
 
 NOW = 1000.0
@@ -115,6 +116,14 @@ def test_a_busy_device_that_gained_nothing_by_the_last_growth_vetoes_the_next() 
     assert grow_to(18, by=held, utilization=busy, tokens_per_s=330.0) == (18, [])
     idle = Utilization(0.40, "nvml")
     assert grow_to(18, by=held, utilization=idle, tokens_per_s=301.0) == (18, [])
+
+
+def test_after_a_shrink_a_busy_device_does_not_veto_the_way_back() -> None:
+    held = guard()
+    held.applied(replace(CURRENT, max_batch_size=12), CURRENT, signals(), NOW - 20)
+    held.applied(replace(CURRENT, max_batch_size=20), CURRENT, signals(), NOW - 10)
+    busy = Utilization(0.97, "nvml")
+    assert grow_to(18, by=held, utilization=busy, tokens_per_s=200.0) == (18, [])
 
 
 def test_the_stand_in_for_utilisation_vetoes_nothing() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from controller.config_control import GuardConfig
-from controller.guard import Code, Envelope, Guard
+from controller.gates import Code
+from controller.guard import Envelope, Guard
 from controller.loop import ControlLoop, Named
 from controller.observer import Observer
 from controller.records import Windows

@@ -14,7 +14,8 @@ import pytest
 from controller.batcher import Batcher
 from controller.config_control import GuardConfig
 from controller.decision import Decision
-from controller.guard import Code, Envelope, Guard
+from controller.gates import Code
+from controller.guard import Envelope, Guard
 from controller.loop import ControlLoop, Named
 from controller.observer import Observer
 from controller.records import Windows
