@@ -18,6 +18,7 @@ from controller.errors import (
     PayloadTooLarge,
 )
 from gateway import request_ids
+from gateway.access_log import logged
 from gateway.admin import Admin
 from gateway.auth import AdminDoor, ClientKey, Keyring, Secret
 from gateway.failures import error_response
@@ -60,7 +61,8 @@ def build_app(
     door = AdminDoor(access.admin_token, keys_exist=len(keyring) > 0, environ=environ)
     completions = Completions(desk, settings, keyring=keyring, preparer=preparer)
     admin = Admin(desk, door)
-    app = web.Application(middlewares=[_edge], client_max_size=settings.max_body_bytes)
+    middlewares = [logged, _edge] if settings.access_log else [_edge]
+    app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     app.on_cleanup.append(preparer.close)
     app.router.add_post("/v1/chat/completions", completions.chat)
     app.router.add_post("/v1/completions", completions.completion)

@@ -176,6 +176,7 @@ def _gateway_settings(config: Config) -> GatewaySettings:
         stream_buffer_bytes=server.stream_buffer,
         slow_reader_after_s=server.slow_reader_after,
         expected_new_tokens=server.expected_new_tokens,
+        access_log=server.access_log,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ FLUSH_S = 1.0
 # After the second signal: enough for error frames to reach the kernel.
 HURRY_S = 0.1
 STOP_GRACE_S = 5.0
+# More than anybody's streams.
+DESCRIPTORS = 65_536
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,6 +58,7 @@ class Stopping:
 def serve(config: Config) -> int:
     """Run the daemon until a signal ends it; answers the exit status of the process."""
     logs.set_up(config.log.level, config.log.format)
+    _allow_many_connections()
     try:
         failure = uvloop.run(_serve(config))
     except (ConfigError, CannotListen) as error:
@@ -62,6 +66,15 @@ def serve(config: Config) -> int:
     if failure:
         print(f"headway: {failure}", file=sys.stderr)
     return 1 if failure else 0
+
+
+def _allow_many_connections() -> None:
+    """Take as many descriptors as the system lets us: shells and service managers begin with
+    1,024, a stream takes one, and beyond that connections are closed without a word."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(config: Config) -> str:

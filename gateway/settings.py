@@ -31,7 +31,7 @@ class GatewaySettings:
     comment line. Past `stream_buffer_bytes` unsent, a stream's tokens coalesce; past twice that, or
     when the rest is not taken within `slow_reader_after_s` of the end, the client is dropped.
     `expected_new_tokens` is how long a completion is thought to become where the client said
-    nothing, for the accounts of queue and memory only.
+    nothing, for the accounts of queue and memory only. `access_log` logs each request at its end.
     """
 
     models: tuple[str, ...]
@@ -44,3 +44,4 @@ class GatewaySettings:
     slow_reader_after_s: float = 30.0
     expected_new_tokens: int = 256
     max_choices: int = 128
+    access_log: bool = False

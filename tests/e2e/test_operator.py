@@ -299,6 +299,34 @@ async def test_a_policy_of_the_users_own_that_raises_is_replaced_and_everybody_i
     assert [record["event"] for record in daemon.log()].count("policy failed") == 1
 
 
+async def test_the_access_log_has_a_line_for_each_request_and_no_secret(start: Start) -> None:
+    daemon = start(settings(server={"access_log": True})).listening()
+    async with daemon.client() as client:
+        await client.ready()
+        headers = {"x-request-id": "mine-1"}
+        async with client.session.get("/v1/models?secret=1", headers=headers) as response:
+            assert response.status == 200
+        async with client.session.get("/no%0Asuch"):
+            pass
+        answer = await client.ask("confidential", tokens=20, stream=True)
+        left = asyncio.create_task(client.ask(tokens=5000))
+        await client.until(lambda state: state["requests"]["running"] == 1, "one that runs")
+        left.cancel()
+        await client.until(lambda state: state["requests"]["cancelled"] == 1, "one that left")
+    lines = [record for record in daemon.log() if record["event"] == "request"]
+    seen = {(line["method"], line["path"]): line for line in lines if line["status"] != 499}
+    assert seen["GET", "/v1/models"]["request_id"] == "mine-1"
+    assert seen["GET", "/no%0Asuch"]["status"] == 404
+    streamed = seen["POST", "/v1/completions"]
+    assert (streamed["status"], streamed["peer"]) == (200, "127.0.0.1")
+    assert streamed["request_id"] == answer.headers["X-Request-ID"]
+    assert streamed["duration_s"] > 0.1
+    gone = [line for line in lines if line["status"] == 499]
+    assert [line["path"] for line in gone] == ["/v1/completions"]
+    assert "confidential" not in daemon.log_text()
+    assert "secret" not in daemon.log_text()
+
+
 async def test_head_and_unknown_paths_are_answered_too(client: Client) -> None:
     async with client.session.head("/metrics") as response:
         assert response.status == 200

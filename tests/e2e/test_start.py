@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import sys
@@ -38,6 +39,19 @@ async def test_no_torch_is_in_the_daemon_nor_in_a_simulated_worker(start: Start)
         mapped = {entry.path for entry in psutil.Process(pid).memory_maps()}
         assert any("msgspec" in path for path in mapped)
         assert [path for path in mapped if "torch" in path] == []
+
+
+async def test_it_takes_as_many_descriptors_as_it_may(start: Start) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        daemon = start(settings())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    daemon.listening()
+    limits = psutil.Process(daemon.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    assert limits == (most, hard)
 
 
 async def refused(daemon: Daemon) -> str:
