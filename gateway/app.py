@@ -18,7 +18,7 @@ from controller.errors import (
     PayloadTooLarge,
 )
 from gateway import request_ids
-from gateway.access_log import logged
+from gateway.access_log import LEFT, logged
 from gateway.admin import Admin
 from gateway.auth import AdminDoor, ClientKey, Keyring, Secret
 from gateway.failures import error_response
@@ -98,7 +98,11 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         response = await handler(request)
     except ConnectionError:
-        raise
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        # The client left while it was being answered. The server finds nobody to send this to and
+        # says nothing; an exception it would log as an error.
+        return web.Response(status=LEFT)
     except Exception as error:
         # Part of an answer is out: there is no place for another status.
         if request.writer.output_size > 0:
