@@ -38,10 +38,10 @@ _NAME = "main"
 _SEATS = 64
 
 
-def daemon_app(text: TextModel) -> web.AppRunner:
+def daemon_app(text: TextModel, *, burst: bool) -> web.AppRunner:
     """The daemon with a free executor inside: what everything but the worker's pipe costs."""
     parts = assemble(_config(), environ=os.environ)
-    executor = FreeExecutor(parts.dispatcher, text)
+    executor = FreeExecutor(parts.dispatcher, text, burst=burst)
     parts.dispatcher.executors[_NAME] = executor
 
     async def life(_app: web.Application) -> AsyncIterator[None]:
@@ -54,8 +54,11 @@ def daemon_app(text: TextModel) -> web.AppRunner:
     return runner_of(parts.app)
 
 
-def worker_app(text: TextModel) -> web.AppRunner:
-    """The daemon as it is, with the simulated executor's process moved to the other cores."""
+def worker_app(text: TextModel, *, burst: bool) -> web.AppRunner:
+    """The daemon as it is, with the simulated executor's process moved to the other cores.
+
+    That one knows no `burst`.
+    """
     parts = assemble(_config(), environ=os.environ)
 
     async def life(_app: web.Application) -> AsyncIterator[None]:
@@ -73,9 +76,10 @@ def worker_app(text: TextModel) -> web.AppRunner:
 
 
 class FreeExecutor:
-    """Every turn of the loop is a step: each of its sequences gets one token."""
+    """Every turn of the loop is a step: a token for each sequence or, with `burst`, all of them."""
 
-    def __init__(self, events: Events, text: TextModel) -> None:
+    def __init__(self, events: Events, text: TextModel, *, burst: bool) -> None:
+        self._burst = burst
         self._events = events
         self._text = text
         self._words = [[token] for token in TokenLanguage(text).encode(TEXT, special=False)]
@@ -115,8 +119,9 @@ class FreeExecutor:
         word, running = self._words[self._place], self._running
         tokens, finished = [], []
         for request_id, (submit, done) in list(running.items()):
-            tokens.append(Tokens(request_id, submit.attempt, done, word))
-            if done + 1 == submit.max_new_tokens:
+            news = word * submit.max_new_tokens if self._burst else word
+            tokens.append(Tokens(request_id, submit.attempt, done, news))
+            if done + len(news) == submit.max_new_tokens:
                 finished.append(Finished(request_id, submit.attempt, "length"))
                 del running[request_id]
             else:

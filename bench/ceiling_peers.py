@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -59,10 +59,21 @@ def text_model(folder: Path | None) -> TextModel:
     return TextModel(kind="tokenizers", tokenizer_json=tokenizer.to_str(), chat_template=_TEMPLATE)
 
 
-class FreeDesk:
-    """A desk whose executor costs nothing: every turn of the loop, each request gets a token."""
+class App(Protocol):
+    """Makes a server that speaks this language; `burst`: see FreeDesk."""
 
-    def __init__(self, text: TextModel) -> None:
+    def __call__(self, text: TextModel, *, burst: bool) -> web.AppRunner:
+        """Not started yet."""
+
+
+class FreeDesk:
+    """A desk whose executor costs nothing: every turn of the loop, each request gets a token.
+
+    With `burst` it gets all of its tokens at once.
+    """
+
+    def __init__(self, text: TextModel, *, burst: bool) -> None:
+        self._burst = burst
         self._text = text
         self._capacity = Capacity(
             model="free",
@@ -150,8 +161,9 @@ class FreeDesk:
         word = words[place]
         for request, sink in list(self._running.values()):
             tokens = request.tokens
-            tokens += word
-            sink.on_tokens(word, now)
+            news = word * request.max_new_tokens if self._burst else word
+            tokens += news
+            sink.on_tokens(news, now)
             if len(tokens) >= request.max_new_tokens:
                 del self._running[request.id]
                 sink.on_end(Ended(request, Outcome.FINISHED, "length"))
@@ -160,7 +172,7 @@ class FreeDesk:
             asyncio.get_running_loop().call_soon(self._step)
 
 
-def gateway_app(text: TextModel) -> web.AppRunner:
+def gateway_app(text: TextModel, *, burst: bool) -> web.AppRunner:
     """The gateway in front of a free desk."""
     settings = GatewaySettings(
         models=("bench",),
@@ -169,12 +181,16 @@ def gateway_app(text: TextModel) -> web.AppRunner:
         created=0,
     )
     app = build_app(
-        FreeDesk(text), settings, access=Access(), environ=os.environ, preparer=Preparer()
+        FreeDesk(text, burst=burst),
+        settings,
+        access=Access(),
+        environ=os.environ,
+        preparer=Preparer(),
     )
     return runner_of(app)
 
 
-def bare_app(text: TextModel) -> web.AppRunner:
+def bare_app(text: TextModel, *, burst: bool) -> web.AppRunner:
     """One prepared event per token and turn of the loop: no parsing, no text, no accounts."""
     event = (
         b'data: {"id":"chatcmpl-0123456789abcdef01234567","object":"chat.completion.chunk",'
@@ -196,7 +212,7 @@ def bare_app(text: TextModel) -> web.AppRunner:
     return _runner(handler)
 
 
-def direct_app(text: TextModel) -> web.AppRunner:
+def direct_app(text: TextModel, *, burst: bool) -> web.AppRunner:
     """Parses, renders, tokenises and detokenises, and that is all."""
     language = TokenLanguage(text)
     words = language.encode(TEXT, special=False)

@@ -3,7 +3,8 @@
 The server has one core, the client another, all run on uvloop, peers take turns (A B B A):
 
 * streamed: `bare` writes one prepared event per token and turn of the loop, and does nothing else;
-* whole: `direct` parses, renders, tokenises and detokenises, without queue or core;
+* whole: `direct` parses, renders, tokenises and detokenises, without queue or core; the executor
+  hands over all tokens in one report or, to show what its steps cost the daemon, one by one;
 * latency: one connection, one token; what the gateway adds to `direct`.
 
 `python -m bench.gateway_ceiling [--app MODULE:FUNCTION] [--model DIR] [--seconds S] [--rounds N]`
@@ -18,7 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ import uvloop
 from aiohttp import web
 
 from bench.ceiling_client import Load, Seen, drive
-from bench.ceiling_peers import text_model
+from bench.ceiling_peers import App, text_model
 from executor.contract import TextModel
 from gateway import logs
 
@@ -37,22 +38,27 @@ _PEERS = "bench.ceiling_peers"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison of the gateway with a peer. `floor`: the least ratio of throughputs."""
+    """One comparison of the gateway with a peer. `floor`: the least ratio of throughputs.
+
+    `burst`: the executor takes all steps of a request as one.
+    """
 
     name: str
     peer: str
     stream: bool
     tokens: int
     connections: int
+    burst: bool
     floor: float
 
 
 CASES = (
-    Case("streamed, 32 at once, 64 tokens", "bare_app", True, 64, 32, 0.5),
-    Case("streamed, 32 at once, 256 tokens", "bare_app", True, 256, 32, 0.5),
-    Case("whole, 32 at once, 32 tokens", "direct_app", False, 32, 32, 0.7),
+    Case("streamed, 32 at once, 64 tokens", "bare_app", True, 64, 32, False, 0.5),
+    Case("streamed, 32 at once, 256 tokens", "bare_app", True, 256, 32, False, 0.5),
+    Case("whole, 32 at once, 32 tokens in one report", "direct_app", False, 32, 32, True, 0.7),
+    Case("whole, 32 at once, 32 tokens one by one", "direct_app", False, 32, 32, False, 0.0),
 )
-ADDED = Case("whole, 1 at once, 1 token", "direct_app", False, 1, 1, 0.0)
+ADDED = Case("whole, 1 at once, 1 token", "direct_app", False, 1, 1, False, 0.0)
 _ADDED_MS = 1.0
 
 
@@ -69,15 +75,21 @@ def main() -> None:
     """Compare, print, and exit with 1 where a floor is not reached."""
     arguments = _arguments()
     if arguments.serve:
-        uvloop.run(_serve(arguments.serve, text_model(arguments.model), arguments.core))
+        serving = _serve(
+            arguments.serve,
+            text_model(arguments.model),
+            core=arguments.core,
+            burst=arguments.burst,
+        )
+        uvloop.run(serving)
         return
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:-1] or cores)
     missed = []
     for case in (*CASES, ADDED):
         with (
-            _server(arguments.app, arguments.model, cores[-1]) as ours,
-            _server(f"{_PEERS}:{case.peer}", arguments.model, cores[-1]) as theirs,
+            _server(arguments.app, arguments.model, core=cores[-1], burst=case.burst) as ours,
+            _server(f"{_PEERS}:{case.peer}", arguments.model, core=cores[-1]) as theirs,
         ):
             if not _compare(case, ours, theirs, rounds=arguments.rounds, seconds=arguments.seconds):
                 missed.append(case.name)
@@ -138,9 +150,11 @@ def _measure(case: Case, server: _Server, seconds: float) -> Measured:
 
 
 @contextmanager
-def _server(app: str, model: Path | None, core: int) -> Iterator[_Server]:
+def _server(app: str, model: Path | None, *, core: int, burst: bool = False) -> Iterator[_Server]:
     """A server process with one core to itself; it ends when its standard input does."""
     command = [sys.executable, "-m", "bench.gateway_ceiling", "--serve", app, "--core", str(core)]
+    if burst:
+        command += ["--burst"]
     if model is not None:
         command += ["--model", str(model)]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
@@ -160,12 +174,12 @@ def _server(app: str, model: Path | None, core: int) -> Iterator[_Server]:
         process.stdout.close()
 
 
-async def _serve(app: str, text: TextModel, core: int) -> None:
+async def _serve(app: str, text: TextModel, *, core: int, burst: bool) -> None:
     os.sched_setaffinity(0, {core})
     logs.set_up("warning", "json")
     module, _, name = app.partition(":")
-    factory: Callable[[TextModel], web.AppRunner] = getattr(importlib.import_module(module), name)
-    runner = factory(text)
+    factory: App = getattr(importlib.import_module(module), name)
+    runner = factory(text, burst=burst)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -183,6 +197,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each peer")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--burst", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 

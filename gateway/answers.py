@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from msgspec.json import encode
 
 Kind = Literal["chat", "completion"]
@@ -13,8 +13,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+# These records are made for every request; msgspec's cost a fifth of frozen dataclasses.
+class Heading(msgspec.Struct, frozen=True):
     """What every part of one answer repeats. `created` is unix time in seconds."""
 
     kind: Kind
@@ -24,8 +24,7 @@ class Heading:
     service_tier: str
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct):
     """Tokens of one HTTP request: its prompts once each, however many choices they have."""
 
     prompt_tokens: int
@@ -40,8 +39,7 @@ class Usage:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One completion that is done. `finish_reason` is "stop" or "length"."""
 
     index: int

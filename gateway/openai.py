@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 _BYTES_A_TOKEN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """One HTTP request as far as it is known before its prompt is looked at."""
 
     heading: Heading

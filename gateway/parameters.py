@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 from typing import Any
 
 from controller.errors import InvalidRequest, UnsupportedParameter
@@ -15,34 +16,40 @@ _MAX_STOP_CHARS = 1024
 _COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 _SEED_BITS = 63
 
-# What needs a feature, and the values that ask for nothing: those are fine anywhere.
+# What needs a feature, and the values beside null that ask for nothing: those are fine anywhere.
 _NEEDS: tuple[tuple[str, Feature, tuple[Any, ...]], ...] = (
-    ("temperature", Feature.TEMPERATURE, (None, 0, 1)),
-    ("top_p", Feature.TOP_P, (None, 1)),
-    ("top_k", Feature.TOP_K, (None, 0, -1)),
-    ("min_p", Feature.MIN_P, (None, 0)),
-    ("seed", Feature.SEED, (None,)),
-    ("min_tokens", Feature.MIN_TOKENS, (None, 0)),
-    ("ignore_eos", Feature.IGNORE_EOS, (None, False)),
-    ("stop_token_ids", Feature.STOP_TOKEN_IDS, (None, [])),
-    ("presence_penalty", Feature.PENALTIES, (None, 0)),
-    ("frequency_penalty", Feature.PENALTIES, (None, 0)),
-    ("repetition_penalty", Feature.PENALTIES, (None, 1)),
-    ("logit_bias", Feature.LOGIT_BIAS, (None, {})),
+    ("temperature", Feature.TEMPERATURE, (0, 1)),
+    ("top_p", Feature.TOP_P, (1,)),
+    ("top_k", Feature.TOP_K, (0, -1)),
+    ("min_p", Feature.MIN_P, (0,)),
+    ("seed", Feature.SEED, ()),
+    ("min_tokens", Feature.MIN_TOKENS, (0,)),
+    ("ignore_eos", Feature.IGNORE_EOS, (False,)),
+    ("stop_token_ids", Feature.STOP_TOKEN_IDS, ([],)),
+    ("presence_penalty", Feature.PENALTIES, (0,)),
+    ("frequency_penalty", Feature.PENALTIES, (0,)),
+    ("repetition_penalty", Feature.PENALTIES, (1,)),
+    ("logit_bias", Feature.LOGIT_BIAS, ({},)),
 )
 _CHAT_NEEDS = (
-    ("logprobs", Feature.LOGPROBS, (None, False)),
-    ("top_logprobs", Feature.LOGPROBS, (None, 0)),
+    *_NEEDS,
+    ("logprobs", Feature.LOGPROBS, (False,)),
+    ("top_logprobs", Feature.LOGPROBS, (0,)),
 )
-_COMPLETION_NEEDS = (("echo", Feature.ECHO, (None, False)),)
+_COMPLETION_NEEDS = (*_NEEDS, ("echo", Feature.ECHO, (False,)))
+_CHAT_VALUES = attrgetter(*(name for name, _, _ in _CHAT_NEEDS))
+_COMPLETION_VALUES = attrgetter(*(name for name, _, _ in _COMPLETION_NEEDS))
 
 
 def check_supported(body: Body, features: frozenset[Feature]) -> None:
     """Raise UnsupportedParameter for what this executor, or this server, cannot honour."""
-    needs = _NEEDS + (_CHAT_NEEDS if isinstance(body, ChatBody) else _COMPLETION_NEEDS)
-    for name, feature, neutral in needs:
-        if (value := getattr(body, name)) not in neutral and feature not in features:
-            hint = ", ".join(repr(one) for one in neutral if one is not None)
+    if isinstance(body, ChatBody):
+        needs, values = _CHAT_NEEDS, _CHAT_VALUES(body)
+    else:
+        needs, values = _COMPLETION_NEEDS, _COMPLETION_VALUES(body)
+    for value, (name, feature, neutral) in zip(values, needs, strict=True):
+        if value is not None and value not in neutral and feature not in features:
+            hint = ", ".join(map(repr, neutral))
             _refuse(name, value, f"leave it out{f' or set it to {hint}' if hint else ''}")
     if isinstance(body, ChatBody):
         _check_chat(body)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+import msgspec
 
 from executor.contract import Capacity, Sampling, TextModel
 from gateway.bodies import Body, ChatBody, CompletionBody
@@ -20,8 +21,7 @@ _INLINE_BYTES = 1000
 _THREADS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """What goes to the desk: each prompt with its number of new tokens, and how to complete it."""
 
     language: Language

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import HttpVersion11, web
@@ -91,7 +92,7 @@ class StreamResponder:
         self._channel = Channel(
             siblings,
             choices,
-            farewell=self._farewell,
+            farewell=partial(_farewell, heading, usage if include_usage else None),
             keep_alive_after_s=settings.keep_alive_after_s,
             buffer_bytes=settings.stream_buffer_bytes,
         )
@@ -144,6 +145,7 @@ class StreamResponder:
             transport.abort()
         return response
 
-    def _farewell(self) -> bytes:
-        usage = usage_event(self._heading, self._usage) if self._include_usage else b""
-        return usage + DONE
+
+def _farewell(heading: Heading, usage: Usage | None) -> bytes:
+    """What follows the last choice of a stream."""
+    return DONE if usage is None else usage_event(heading, usage) + DONE

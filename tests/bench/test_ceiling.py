@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from aiohttp import web
 
 from bench.ceiling_client import Load, drive
 from bench.ceiling_daemon import daemon_app
-from bench.ceiling_peers import bare_app, direct_app, gateway_app, text_model
-from executor.contract import TextModel
-
-App = Callable[[TextModel], web.AppRunner]
+from bench.ceiling_peers import App, bare_app, direct_app, gateway_app, text_model
 
 
 @pytest.mark.parametrize(
@@ -27,7 +22,7 @@ App = Callable[[TextModel], web.AppRunner]
     ],
 )
 async def test_every_connection_is_answered_until_the_time_is_over(app: App, stream: bool) -> None:
-    runner = app(text_model(None))
+    runner = app(text_model(None), burst=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
