@@ -82,10 +82,12 @@ class Channel:
         else:
             transport.write(event)
 
-    def congested(self) -> bool:
-        """Whether the client reads too slowly to be sent more now."""
+    def congested(self, more: int = 0) -> bool:
+        """Whether the client reads too slowly to be sent so many bytes more now."""
         transport = self._transport
-        return transport is not None and transport.get_write_buffer_size() > self._buffer_bytes
+        if transport is None:
+            return False
+        return transport.get_write_buffer_size() + more > self._buffer_bytes
 
     def hold(self, chars: int) -> None:
         """Account for text that a choice keeps back (or sends after all, when negative)."""
