@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import sys
 from dataclasses import dataclass, field
 
@@ -118,7 +119,9 @@ async def _listen(runner: web.AppRunner, config: Config) -> str:
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        # The numbers of a failed look-up are not those of the system.
+        code = None if isinstance(error, socket.gaierror) else error.errno
+        why = os.strerror(code) if code else str(error.strerror or error)
         raise CannotListen(
             f"cannot listen on {host}:{port} (server.host, server.port): {why}"
         ) from error
@@ -172,6 +175,7 @@ async def _close(runner: web.AppRunner, flush_s: float) -> None:
 
 
 def _welcome(address: str, config: Config) -> str:
+    key = " -H 'authorization: Bearer KEY'" if config.auth.keys else ""
     question = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     tiers = ", ".join(
         f"{name} ({tier.service_tier or name})" for name, tier in config.tiers.items()
@@ -186,6 +190,6 @@ def _welcome(address: str, config: Config) -> str:
     metrics    {address}/metrics
 
   Try it:
-    curl {address}/v1/chat/completions -H 'content-type: application/json' \\
+    curl {address}/v1/chat/completions -H 'content-type: application/json'{key} \\
       -d '{question}'
 """

@@ -148,7 +148,7 @@ class TestWhoCannotBeServed:
         prompts = "headway_prompt_tokens_total", frozenset({("tier", "free")})
         before = await client.metrics()
         expired = (await client.state())["requests"]["expired"]
-        first = asyncio.create_task(client.ask(tokens=60))
+        first = asyncio.create_task(client.ask(tokens=40))
         await running(client)
         asked = time.monotonic()
         answer = await client.ask(stream=stream, service_tier="default")

@@ -72,6 +72,17 @@ async def test_two_daemons_on_one_port_and_the_second_names_it(start: Start) -> 
     )
 
 
+async def test_a_host_that_nobody_knows_is_one_error(start: Start) -> None:
+    keys = [{"name": "acme", "tier": "paid", "sha256": "0" * 64}]
+    config = settings(auth={"keys": keys, "default_tier": "paid"})
+    told = await refused(start(config, flags=("--host", "nobody.invalid")))
+    assert told.startswith(
+        "headway: cannot listen on nobody.invalid:0 (server.host, server.port): "
+    )
+    assert "name" in told.lower()
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
