@@ -103,6 +103,7 @@ async def _serve(config: Config) -> str:
     finally:
         for task in watching:
             task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         hurry = stopping.now.is_set()
         grace_s = 0.0 if hurry else STOP_GRACE_S
         # Executors last: until here streams may still end by their own tokens.
