@@ -11,8 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.client import Answer, Client, conserved, until
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import STEADY, Answer, Client, Daemon, conserved, settings, until
+from tests.e2e.daemon import STEADY, Daemon, settings
 
 PROMPT_TOKENS, STEP_TOKENS = 6400, 64
 TIERS = {

@@ -27,8 +27,9 @@ from executor.simulation import Simulation
 from policies.contract import Limits, Policy, Proposal, Signals
 from policies.registry import build
 from tests.controller.stage import PAID
+from tests.e2e.client import conserved
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import STEADY, conserved, settings
+from tests.e2e.daemon import STEADY, settings
 
 TICK_S = 0.25
 # Every row costs: more of them are no faster. A step costs: more rows in it are free.

@@ -12,8 +12,9 @@ from functools import partial
 import openai
 import pytest
 
+from tests.e2e.client import Answer, Client, until
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import STEADY, Answer, Client, settings, until
+from tests.e2e.daemon import STEADY, settings
 
 RUNNING = 16
 

@@ -9,7 +9,8 @@ import pytest
 
 from executor.contract import Fault
 from gateway.assembly import Parts
-from tests.e2e.daemon import STEADY, Answer, Client, conserved, settings, until
+from tests.e2e.client import Answer, Client, conserved, until
+from tests.e2e.daemon import STEADY, settings
 from tests.e2e.inside import inside
 
 CONFIG = settings(executors=[STEADY | {"a": "5ms", "stall_after": "400ms"}])

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e.client import until
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import ROOT, STEADY, Daemon, settings, until
+from tests.e2e.daemon import ROOT, STEADY, Daemon, settings
 
 
 async def seconds_until_ready(daemon: Daemon) -> float:

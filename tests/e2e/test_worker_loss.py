@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import POLL_S, STEADY, Answer, Client, Daemon, conserved, settings
+from tests.e2e.client import POLL_S, Answer, Client, conserved
+from tests.e2e.daemon import STEADY, Daemon, settings
 
 REQUESTS = 40
 TOKENS = 40
