@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.hold import Hold, hold
 from controller.ledger import ExecutorSeats
-from controller.listener import Listener
+from controller.listener import Audience
 from controller.plan import Dispatch, Why
 from controller.queues import TierQueue
 from controller.scheduler import Scheduler
@@ -44,12 +44,12 @@ class Former:
         scheduler: Scheduler,
         executors: Mapping[str, ExecutorSeats],
         *,
-        listeners: Sequence[Listener],
+        audience: Audience,
     ) -> None:
         self._queues = queues
         self._scheduler = scheduler
         self._executors = executors
-        self._listeners = listeners
+        self._audience = audience
 
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
@@ -67,8 +67,8 @@ class Former:
                 formed.submit[batch.seats.name] = batch.members
                 formed.dispatches.append(_dispatch(batch, depth, waited_s=now - oldest, now=now))
         for dispatch in formed.dispatches:
-            for listener in self._listeners:
-                listener.batch(dispatch, now)
+            for tell in self._audience.batch:
+                tell(dispatch, now)
         return formed
 
     def _open(self, now: float, formed: Formed, *, draining: bool) -> list[_Batch]:
@@ -103,8 +103,8 @@ class Former:
             request.times.dispatched = now
             if batch.hold.held:
                 request.hold_s = max(0.0, now - max(request.arrival, batch.hold.since))
-        for listener in self._listeners:
-            listener.dispatched(request, now)
+        for tell in self._audience.dispatched:
+            tell(request, now)
         return True
 
     def _oldest_arrival(self, now: float) -> float:

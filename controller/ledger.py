@@ -21,8 +21,8 @@ class SeatState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One attempt at one request, on one executor. `booked` is what its tier was charged in
-    tokens, `paid` what of it came out of the tier's share."""
+    """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for
+    and that its tier was charged, `paid` what of them came out of the tier's share."""
 
     request: Request
     attempt: int
@@ -106,10 +106,11 @@ class ExecutorSeats:
         request.state = State.RUNNING
         request.executor = self.name
         request.epoch = self.epoch
-        seat = Seat(request, request.attempt, request.work_tokens, paid)
+        booked = request.work_tokens
+        seat = Seat(request, request.attempt, booked, paid)
         self.seats[request.id, request.attempt] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1
-        self.reserved_tokens += request.work_tokens
+        self.reserved_tokens += booked
         return Submit(
             request.id,
             request.attempt,
@@ -127,7 +128,7 @@ class ExecutorSeats:
         """The seat is free."""
         del self.seats[seat.request.id, seat.attempt]
         self.by_tier[seat.request.tier] -= 1
-        self.reserved_tokens -= seat.request.work_tokens
+        self.reserved_tokens -= seat.booked
 
     def running(self) -> Iterator[Seat]:
         """The seats whose requests go on."""

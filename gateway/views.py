@@ -21,6 +21,27 @@ def limits_view(limits: Limits) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remembered:
+    """A request that has ended, without its prompt and tokens: only how many they were."""
+
+    request: Request
+    prompt_tokens: int
+    generated_tokens: int
+
+    @classmethod
+    def of(cls, request: Request) -> Remembered:
+        """Remember an ended request, which gives up what takes memory."""
+        made = cls(request, len(request.prompt), len(request.tokens))
+        request.prompt, request.tokens = [], []
+        return made
+
+    def view(self) -> dict[str, Any]:
+        """Where its time went."""
+        counts = {"prompt_tokens": self.prompt_tokens, "generated_tokens": self.generated_tokens}
+        return request_view(self.request, self.request.times.ended or 0.0) | counts
+
+
 def request_view(request: Request, now: float) -> dict[str, Any]:
     """Where a request waits, or where its time went; `now` is monotonic seconds.
 
