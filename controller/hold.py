@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.ledger import ExecutorSeats
@@ -26,20 +26,19 @@ class Hold:
     held: bool
 
 
-def hold(seats: ExecutorSeats, queues: Iterable[TierQueue], *, draining: bool) -> Hold:
-    """The rule `fixed`: hold until full or until W has passed.
+def hold(seats: ExecutorSeats, waiting: Sequence[TierQueue], *, draining: bool) -> Hold:
+    """The rule `fixed`: hold until full or until W has passed. `waiting` are queues, none empty.
 
     W counts from the later of the oldest member's arrival and the instant at which the executor
     could have taken it; it never starts again. A batch holds for the smallest W of its members.
     Nothing is held while steps run: a continuous executor is joined at once.
     """
-    waiting = [queue for queue in queues if len(queue)]
-    arrivals = [first.arrival for queue in waiting if (first := queue.oldest()) is not None]
     assert seats.free_since is not None
+    if seats.seats:
+        return Hold(None, Why.JOIN, seats.free_since, held=False)
+    arrivals = [first.arrival for queue in waiting if (first := queue.oldest()) is not None]
     since = max(seats.free_since, min(arrivals))
     wait_s = min(wait_of(queue.tier, seats.limits) for queue in waiting)
-    if seats.seats:
-        return Hold(None, Why.JOIN, since, held=False)
     if draining:
         return Hold(None, Why.DRAIN, since, held=wait_s > 0)
     if wait_s <= 0:

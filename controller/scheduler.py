@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from controller.queues import TierQueue
 from controller.request import Request
+from controller.tiers import Tier
 
 
 class Turn(StrEnum):
@@ -51,17 +52,20 @@ class Scheduler:
 
     def __init__(self, queues: Iterable[TierQueue]) -> None:
         self._queues = sorted(queues, key=lambda queue: -queue.tier.priority)
+        self._sharing = [queue for queue in self._queues if queue.tier.min_share > 0]
         self._accounts = {queue.tier.name: _Account() for queue in self._queues}
 
-    def pick(self, now: float, may_take: Callable[[str], bool]) -> Pick | None:
+    def pick(self, now: float, may_take: Callable[[Tier], bool]) -> Pick | None:
         """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left.
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        waiting = [q for q in self._queues if len(q) and may_take(q.tier.name)]
+        waiting = [queue for queue in self._queues if len(queue) and may_take(queue.tier)]
         if not waiting:
             return None
-        queue, turn = self._starved(waiting, now) or self._owed(waiting) or _first(waiting)
+        queue, turn = waiting[0], Turn.PRIORITY
+        if len(waiting) > 1:
+            queue, turn = self._starved(waiting, now) or self._owed(waiting) or (queue, turn)
         request = queue.head()
         assert request is not None
         return Pick(request, turn)
@@ -121,11 +125,7 @@ class Scheduler:
         return (max(due, key=lambda pair: pair[0])[1], Turn.SHARE) if due else None
 
     def _credit(self, tokens: int) -> None:
-        for queue in self._queues:
+        for queue in self._sharing:
             if len(queue):
                 account = self._accounts[queue.tier.name]
                 account.owed = max(0.0, account.owed + queue.tier.min_share * tokens)
-
-
-def _first(waiting: list[TierQueue]) -> tuple[TierQueue, Turn]:
-    return waiting[0], Turn.PRIORITY
