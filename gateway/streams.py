@@ -142,7 +142,9 @@ class Channel:
         self.abandon()
         if not self.opened.done():
             self.opened.set_result(None)
-        self.closed.set_result(tail)
+        # Cancelled where the client has just left, and its handler is to hear of it next turn.
+        if not self.closed.done():
+            self.closed.set_result(tail)
 
     def _keep_alive(self) -> None:
         if self._quiet:
