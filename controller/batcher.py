@@ -175,7 +175,8 @@ class Batcher:
 
     def poll(self, now: float) -> Plan:
         """Expire, dispatch, and answer what is to be done."""
-        self._expire(now)
+        waiting = [queue for queue in self.queues.values() if queue.live]
+        self._expire(waiting, now)
         self.scheduler.note_waiting(now)
         formed = self._former.form(now, draining=self.admission.draining)
         release, self._release = self._release, {}
@@ -186,7 +187,7 @@ class Batcher:
             for name in told
         }
         bounds = [*formed.held_until, self.book.next_finish()]
-        bounds += [queue.next_deadline() for queue in self.queues.values()]
+        bounds += [queue.next_deadline() for queue in waiting]
         wake_at = min((bound for bound in bounds if bound is not None), default=None)
         return Plan(work, self.book.take_ended(), tuple(formed.dispatches), wake_at)
 
@@ -280,8 +281,8 @@ class Batcher:
         used = len(seat.request.prompt) + len(seat.request.tokens)
         self.scheduler.settle(seat.request.tier, booked=seat.booked, used=used, paid=seat.paid)
 
-    def _expire(self, now: float) -> None:
-        for queue in self.queues.values():
+    def _expire(self, waiting: list[TierQueue], now: float) -> None:
+        for queue in waiting:
             for request in queue.expired(now):
                 self.cancel(request.id, now, Outcome.EXPIRED, "start_by")
         for request in self.book.overdue(now):

@@ -54,7 +54,7 @@ class Former:
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
         formed = Formed({}, [], [])
-        waiting = [queue for queue in self._queues.values() if len(queue)]
+        waiting = [queue for queue in self._queues.values() if queue.live]
         if not waiting:
             return formed
         depth = sum(len(queue) for queue in waiting)
@@ -80,14 +80,14 @@ class Former:
         """The executors that can take somebody now; where a hold goes on, until when."""
         batches = []
         for seats in self._executors.values():
-            seats.note_room(now)
-            if seats.free_since is None:
+            room = seats.note_room(now)
+            if not room:
                 continue
             verdict = hold(seats, waiting, draining=draining)
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:
-                batches.append(_Batch(seats, verdict, seats.room(), []))
+                batches.append(_Batch(seats, verdict, room, []))
         return batches
 
     def _seat_next(self, batch: _Batch, now: float) -> bool:

@@ -78,16 +78,19 @@ class ExecutorSeats:
 
     def room(self) -> int:
         """How many more sequences it can take now: none while a batch runs to completion."""
-        if self.capacity is None or (self.capacity.runs_to_completion and self.seats):
+        capacity, taken = self.capacity, len(self.seats)
+        if capacity is None or (taken and capacity.runs_to_completion):
             return 0
-        return max(0, self.size_limit - len(self.seats))
+        return max(0, min(self.limits.max_batch_size, capacity.max_seqs) - taken)
 
-    def note_room(self, now: float) -> None:
-        """Keep `free_since` true: to be called when seats, limits or readiness changed."""
-        if not self.room():
+    def note_room(self, now: float) -> int:
+        """Keep `free_since` true, and answer the room: for when seats or limits changed."""
+        room = self.room()
+        if not room:
             self.free_since = None
         elif self.free_since is None:
             self.free_since = now
+        return room
 
     def fits(self, request: Request) -> bool:
         """Whether its memory suffices beside what the others may come to hold."""

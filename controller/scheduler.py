@@ -60,7 +60,7 @@ class Scheduler:
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        waiting = [queue for queue in self._queues if len(queue) and may_take(queue.tier)]
+        waiting = [queue for queue in self._queues if queue.live and may_take(queue.tier)]
         if not waiting:
             return None
         queue, turn = waiting[0], Turn.PRIORITY
@@ -74,7 +74,7 @@ class Scheduler:
         """Start the patience of tiers that begin to wait, and forget what idle ones were owed."""
         for queue in self._queues:
             account = self._accounts[queue.tier.name]
-            if not len(queue):
+            if not queue.live:
                 account.owed, account.progress = 0.0, None
             elif account.progress is None:
                 account.progress = now
@@ -126,6 +126,6 @@ class Scheduler:
 
     def _credit(self, tokens: int) -> None:
         for queue in self._sharing:
-            if len(queue):
+            if queue.live:
                 account = self._accounts[queue.tier.name]
                 account.owed = max(0.0, account.owed + queue.tier.min_share * tokens)

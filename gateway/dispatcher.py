@@ -195,11 +195,14 @@ class Dispatcher:
             self._log.exception("a sink failed at its end", request=ended.request.id)
 
     def _note_empty(self) -> None:
-        queues = self.batcher.queues.values()
-        if self.batcher.book.requests or any(queue.reserved.requests for queue in queues):
+        if self.batcher.book.requests:
             self.empty.clear()
-        else:
-            self.empty.set()
+            return
+        for queue in self.batcher.queues.values():
+            if queue.reserved.requests:
+                self.empty.clear()
+                return
+        self.empty.set()
 
     def _wake_at(self, instant: float | None) -> None:
         if instant == self._wake_instant:

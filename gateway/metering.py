@@ -78,9 +78,6 @@ class Meter(Listener):
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         executor = self.instruments.executors[seats.name]
-        if report.kv_tokens is not None and seats.capacity is not None:
-            executor.kv_tokens.set(report.kv_tokens)
-            executor.kv_usage.set(report.kv_tokens / seats.capacity.kv_tokens)
         if report.sample is not None and report.steps:
             executor.step_batch_size.observe(report.sample.sequences)
             executor.step_duration_s.observe(report.sample.duration_s / report.steps)
@@ -138,6 +135,10 @@ class Meter(Listener):
         for seats in batcher.executors.values():
             executor = instruments.executors[seats.name]
             executor.ready.set(seats.ready)
+            held = observer.executors[seats.name].kv
+            show(executor.kv_usage, held)
+            in_all = None if seats.capacity is None else seats.capacity.kv_tokens
+            show(executor.kv_tokens, None if held is None or in_all is None else held * in_all)
             executor.restarts.inc(restarts[seats.name] - self._restarts[seats.name])
             self._restarts[seats.name] = restarts[seats.name]
             if not seats.ready:
