@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from controller.ledger import ExecutorSeats
 from controller.plan import Why
@@ -12,8 +12,7 @@ from controller.tiers import Tier
 from policies.contract import Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """`until` None: go now, for the reason `why`. Else hold until then, and go for that reason.
 
     `since` is the instant from which the hold counts; `held` says that it was held on purpose

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from controller.queues import TierQueue
 from controller.request import Request
@@ -19,8 +20,7 @@ class Turn(StrEnum):
     PRIORITY = "priority"
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """Who goes next, and why."""
 
     request: Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from controller.decision import Decision
 from controller.request import Request
@@ -21,8 +21,7 @@ def limits_view(limits: Limits) -> dict[str, Any]:
     }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(NamedTuple):
     """A request that has ended, without its prompt and tokens: only how many they were."""
 
     request: Request
