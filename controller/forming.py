@@ -50,6 +50,7 @@ class Former:
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
+        self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
 
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
@@ -92,9 +93,12 @@ class Former:
 
     def _seat_next(self, batch: _Batch, now: float) -> bool:
         seats = batch.seats
-        pick = self._scheduler.pick(
-            now, lambda tier: seats.tier_room(tier.name, seat_cap(tier, seats.limits))
-        )
+        if self._capped or seats.limits.tiers:
+            pick = self._scheduler.pick(
+                now, lambda tier: seats.tier_room(tier.name, seat_cap(tier, seats.limits))
+            )
+        else:
+            pick = self._scheduler.pick(now)
         # Nobody overtakes a request that waits for memory: small ones would starve a large one.
         if pick is None or not seats.fits(pick.request):
             return False

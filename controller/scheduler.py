@@ -55,12 +55,15 @@ class Scheduler:
         self._sharing = [queue for queue in self._queues if queue.tier.min_share > 0]
         self._accounts = {queue.tier.name: _Account() for queue in self._queues}
 
-    def pick(self, now: float, may_take: Callable[[Tier], bool]) -> Pick | None:
-        """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left.
+    def pick(self, now: float, may_take: Callable[[Tier], bool] | None = None) -> Pick | None:
+        """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left, where
+        tiers have a number of seats at all.
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        waiting = [queue for queue in self._queues if queue.live and may_take(queue.tier)]
+        waiting = [queue for queue in self._queues if queue.live]
+        if may_take is not None:
+            waiting = [queue for queue in waiting if may_take(queue.tier)]
         if not waiting:
             return None
         queue, turn = waiting[0], Turn.PRIORITY
@@ -84,7 +87,9 @@ class Scheduler:
         out of what the tier was owed, for `settle`."""
         self._credit(tokens)
         account = self._accounts[tier]
-        paid = min(max(account.owed, 0.0), float(tokens))
+        if account.owed <= 0:
+            return 0.0
+        paid = min(account.owed, float(tokens))
         account.owed -= paid
         return paid
 

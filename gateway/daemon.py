@@ -78,9 +78,21 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def calm_collector() -> None:
+    """Let the garbage collector leave alone what lives as long as the daemon.
+
+    A request leaves no cycles behind. With its own thresholds the collector looks at whatever is
+    in flight hundreds of times a second under load, for 2 to 3 % of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 async def _serve(config: Config) -> str:
     """Serve until told to end; answers why it had to end by itself, or an empty text."""
     parts = assemble(config, environ=os.environ)
+    calm_collector()
     stopping = Stopping()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
