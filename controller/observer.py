@@ -69,19 +69,19 @@ class Observer(Listener):
         if request.attempt == 1:
             waits = self.tiers[request.tier].waits(now)
             waits.dispatched += 1
-            waits.queue_s += max(0.0, now - request.arrival - request.hold_s)
+            waits.queue_s += now - request.arrival - request.hold_s
             waits.hold_s += request.hold_s
 
     def first_token(self, request: Request, now: float) -> None:
         record = self.tiers[request.tier]
-        ttft_s = max(0.0, now - request.arrival)
+        ttft_s = now - request.arrival
         target = record.targets.get("ttft")
         record.metrics["ttft"].add(ttft_s, now, epoch=request.epoch or 0, target=target)
         self._marks[request.id] = _Mark(len(request.tokens), now)
         assert request.times.dispatched is not None
         waits = record.waits(now)
         waits.begun += 1
-        waits.prefill_s += max(0.0, now - request.times.dispatched)
+        waits.prefill_s += now - request.times.dispatched
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         record = self.executors[seats.name]
@@ -109,7 +109,7 @@ class Observer(Listener):
             self._visit(request, self.executors[request.executor].epoch, now)
             self._marks.pop(request.id, None)
         if ended.outcome is Outcome.FINISHED:
-            e2e_s = max(0.0, now - request.arrival)
+            e2e_s = now - request.arrival
             target = record.targets.get("e2e")
             record.metrics["e2e"].add(e2e_s, now, epoch=request.epoch or 0, target=target)
         elif ended.outcome in _FOR_CAPACITY:
