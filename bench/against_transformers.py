@@ -151,11 +151,8 @@ def compare(a: str, b: str, level: int, args: argparse.Namespace) -> dict[str, A
         got = {name: measure(*servers[name], level, args) for name in order}
         order.reverse()
         runs.append((got["headway"], got["transformers"]))
-        print(
-            f"  {level:>3} at once, round {number + 1}: {runs[-1][0]:6.1f} {runs[-1][1]:6.1f} tokens/s",
-            file=sys.stderr,
-            flush=True,
-        )
+        shown = f"{runs[-1][0]:6.1f} {runs[-1][1]:6.1f} tokens/s"
+        print(f"  {level:>3} at once, round {number + 1}: {shown}", file=sys.stderr, flush=True)
     itself = [
         measure(*servers["transformers"], level, args)
         / measure(*servers["transformers"], level, args)
