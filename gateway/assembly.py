@@ -66,7 +66,8 @@ def assemble(
     # The file that was read is the one in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
     meter.instruments.reload_time.set(time.time())
-    dispatcher = Dispatcher(batcher, observer, clock=clock)
+    preparer = Preparer()
+    dispatcher = Dispatcher(batcher, observer, clock=clock, learn=preparer.learn)
     processes = _processes(config, dispatcher, meter)
     dispatcher.executors.update(processes)
     loops = {
@@ -89,7 +90,7 @@ def assemble(
         _gateway_settings(config),
         access=_access(config),
         environ=environ,
-        preparer=Preparer(),
+        preparer=preparer,
     )
     return Parts(dispatcher, processes, ticker, desk, app)
 

@@ -61,6 +61,8 @@ def serve(config: Config) -> int:
     """Run the daemon until a signal ends it; answers the exit status of the process."""
     logs.set_up(config.log.level, config.log.format)
     _allow_many_connections()
+    # Prompts are tokenised one at a time: threads of the library's own would only get in the way.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         failure = uvloop.run(_serve(config))
     except (ConfigError, CannotListen) as error:

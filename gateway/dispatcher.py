@@ -35,6 +35,7 @@ class Sender(Protocol):
 class Dispatcher:
     """Drives the batcher in real time: calls it, carries its plans out, wakes when it asks.
 
+    `learn` is told what is served before anybody is: reading a tokenizer takes a while.
     All methods run on the event loop. Tokens go straight from a report to their sinks: no queue,
     no task. The methods `on_*` are the executors' events.
     """
@@ -45,6 +46,7 @@ class Dispatcher:
         observer: Observer,
         *,
         clock: Callable[[], float],
+        learn: Callable[[TextModel], object] = lambda text: None,
     ) -> None:
         self.batcher = batcher
         self.executors: dict[str, Sender] = {}
@@ -56,6 +58,7 @@ class Dispatcher:
         # Set when every executor has ended for good, so that nothing can ever be served.
         self.given_up = asyncio.Event()
         self._observer = observer
+        self._learn = learn
         self._sinks: dict[str, Sink] = {}
         self._text: TextModel | None = None
         self._capacity: Capacity | None = None
@@ -128,6 +131,7 @@ class Dispatcher:
         """An executor takes work from now on."""
         now = self.clock()
         self._text, self._capacity = ready.text, ready.capacity
+        self._learn(ready.text)
         self._load_s[name] = now - self._down_since.get(name, self._started)
         self._observer.warmed_up(name, ready.warmup)
         self.batcher.on_ready(name, incarnation, ready.capacity, now)
