@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from aiohttp import web
 
 from controller.batcher import Batcher
 from controller.config import Config, KeyConfig
 from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
+from controller.errors import ConfigError
 from controller.guard import Envelope, Guard
 from controller.loop import ControlLoop, Named
 from controller.observer import Observer
 from controller.records import Windows
 from controller.signals import SignalSource
+from executor.contract import DEMO_MODEL
 from executor.process import ExecutorProcess, RestartPolicy
 from gateway.app import Access, build_app
 from gateway.auth import ClientKey, Secret
@@ -49,10 +52,11 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
-    """Build and join everything. Raises ConfigError for secrets that cannot be found.
+    """Build and join everything. Raises ConfigError for secrets and models that cannot be found.
 
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
+    _check_folders(config)
     groups = {executor.name: executor.group for executor in config.executors}
     tiers = config.tier_list()
     observer = Observer(tiers, groups, started=clock())
@@ -93,6 +97,17 @@ def assemble(
         preparer=preparer,
     )
     return Parts(dispatcher, processes, ticker, desk, app)
+
+
+def _check_folders(config: Config) -> None:
+    """Say at once what a worker would say after the seconds that torch takes to be imported."""
+    for index, executor in enumerate(config.executors):
+        named = executor.model != DEMO_MODEL
+        if executor.kind == "continuous" and named and not Path(executor.model).is_dir():
+            raise ConfigError(
+                f"executors.{index}.model: there is no folder {executor.model}; models are read "
+                f"from folders, never downloaded (`{DEMO_MODEL}` is the demo's)"
+            )
 
 
 def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str, ExecutorProcess]:
