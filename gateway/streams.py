@@ -75,7 +75,8 @@ class Channel:
             self._early.append(event)
             if not self.opened.done():
                 self.opened.set_result(None)
-        elif transport.is_closing():
+        elif transport.is_closing() or not event:
+            # An empty chunk would be the end of the stream.
             return
         elif self._chunked:
             transport.write(b"%x\r\n%b\r\n" % (len(event), event))

@@ -209,6 +209,29 @@ async def test_a_silent_stream_gets_comments_and_then_its_tokens(desk: FakeDesk)
     assert events[-1] == "[DONE]"
 
 
+async def test_a_first_token_without_text_after_a_comment_does_not_end_the_stream(
+    desk: FakeDesk, text: TextModel
+) -> None:
+    bus = TokenLanguage(text).encode("🚂", special=False)
+    assert len(bus) == 3
+    async with serving(desk, keep_alive_after_s=0.02) as served:
+        connection = await served.send("/v1/completions", {"prompt": "A", "stream": True})
+        request = await desk.offered.get()
+        await connection.head()
+        assert await connection.chunk() == b": keep-alive\n\n"
+        for token in bus:
+            desk.say(request.id, [token])
+        desk.finish(request.id, "length")
+        body = b""
+        while chunk := await connection.chunk():
+            body += chunk
+        await connection.leave()
+    events = [event for event in Answer(200, {}, body).events() if event != ": keep-alive"]
+    texts = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
+    assert "".join(texts) == "🚂"
+    assert events[-1] == "[DONE]"
+
+
 async def test_a_request_that_expires_after_a_comment_ends_in_an_error_event(
     desk: FakeDesk,
 ) -> None:
