@@ -7,6 +7,8 @@ import sys
 from typing import Literal
 
 import structlog
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -38,6 +40,7 @@ def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+    logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -50,3 +53,10 @@ def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=_LEVELS[level], force=True)
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether a line is worth writing: garbage that a client sends is answered, and anybody could
+    fill the log with it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | RequestPayloadError)

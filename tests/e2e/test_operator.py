@@ -224,3 +224,21 @@ async def test_the_access_log_has_a_line_for_each_request_and_no_secret(start: S
     assert [line["path"] for line in gone] == ["/v1/completions"]
     assert "confidential" not in daemon.log_text()
     assert "secret" not in daemon.log_text()
+
+
+async def test_garbage_is_answered_and_does_not_fill_the_log(start: Start) -> None:
+    daemon = start(settings()).listening()
+    async with daemon.client() as client:
+        await client.ready()
+        for garbage in (
+            b"GET /healthz HTTP/1.1\r\nHost: a\r\na: " + b"x" * 9000 + b"\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+            b"nonsense\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(*daemon.endpoint)
+            writer.write(garbage)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        assert (await client.get("/healthz"))[0] == 200
+    assert [record for record in daemon.log() if record["level"] == "error"] == []
