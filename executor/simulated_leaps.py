@@ -7,7 +7,8 @@ comes in fewer reports, and what is generated is counted and not written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from executor.contract import (
@@ -17,6 +18,7 @@ from executor.contract import (
     Report,
     SimulatedSettings,
     StepSample,
+    Submit,
     Tokens,
 )
 from executor.simulated_rows import Plan, Row
@@ -30,10 +32,25 @@ class LeapingSimulation(Simulation):
     between when the caller asks, or when the row is released.
     """
 
-    def __init__(self, settings: SimulatedSettings) -> None:
+    def __init__(
+        self, settings: SimulatedSettings, lengths: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`lengths`: tokens of a completion by request; it may be shorter than was asked for."""
         super().__init__(settings)
+        self._lengths = lengths
         self._tell = True
         self._owed: list[Tokens] = []
+
+    def begin(self, submits: Iterable[Submit]) -> None:
+        """See `Simulation.begin`."""
+        submits = list(submits)
+        super().begin(submits)
+        for submit in submits:
+            key = Key(submit.request_id, submit.attempt)
+            row = self._running.get(key) or self._waiting.get(key)
+            length = self._lengths.get(submit.request_id)
+            if row is not None and length is not None and length < row.length:
+                row.ends_at = max(length - 1, row.position)
 
     def release(self, keys: Iterable[Key]) -> None:
         """See `Simulation.release`; tokens not told yet come with the acknowledgement."""

@@ -109,7 +109,8 @@ class Slots(Generic[S]):
         key = (math.floor(now / self._resolution_s), epoch)
         slot = self._slots.get(key)
         if slot is None:
-            for old in [k for k in self._slots if k[0] <= key[0] - self._kept]:
+            # Time does not run backwards, so the oldest slots are those that came first.
+            while self._slots and (old := next(iter(self._slots)))[0] <= key[0] - self._kept:
                 del self._slots[old]
             slot = self._slots[key] = self._make()
         return slot
@@ -118,7 +119,9 @@ class Slots(Generic[S]):
         """Slots that reach beyond `since`, newest first, of this epoch or of any."""
         first = math.floor(since / self._resolution_s)
         for (index, of_epoch), slot in reversed(self._slots.items()):
-            if index >= first and epoch in (None, of_epoch):
+            if index < first:
+                return
+            if epoch is None or epoch == of_epoch:
                 yield slot
 
 
