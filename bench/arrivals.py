@@ -60,13 +60,15 @@ class FaultAt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be served in one run. `arrivals` are in order of time."""
+    """What is to be served in one run. `arrivals` are in order of time, `changes` the instants at
+    which the traffic becomes another."""
 
     name: str
     duration_s: float
     arrivals: tuple[Arrival, ...] = ()
     clients: tuple[Clients, ...] = ()
     faults: tuple[FaultAt, ...] = ()
+    changes: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ an executor during a step waits for its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,8 +47,7 @@ class Rules:
 class Simulator:
     """One run. `core` must have been built at time 0 with `journal` among its listeners.
 
-    `settings` are those of each executor, whose seeds the run's `seed` replaces. `progress` is
-    told the virtual time now and then.
+    `settings` are those of each executor, whose seeds the run's `seed` replaces.
     """
 
     core: Core
@@ -58,7 +57,6 @@ class Simulator:
     journal: Journal
     rules: Rules
     seed: int
-    progress: Callable[[float], None] = lambda now: None
     now: float = 0.0
     reports: int = 0
     steps: int = 0
@@ -200,7 +198,6 @@ class Simulator:
             if loop.tick(self.now, wall=self.now, devices={}).moved:
                 self.journal.limits(group, loop.limits, self.now)
         self._tick = math.inf if self._resting else self.now + self.rules.interval_s
-        self.progress(self.now)
 
     # --- executors --------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 
 from bench.arrivals import Arrival, Clients, FaultAt, Workload
@@ -82,8 +83,9 @@ def arrivals(phases: Iterable[Phase], seed: int, *, start_s: float = 0.0) -> lis
 
 
 def _phased(name: str, scene: Scene, phases: Sequence[Phase]) -> Workload:
-    duration_s = sum(phase.duration_s for phase in phases)
-    return Workload(name, duration_s, tuple(arrivals(phases, scene.seed)))
+    *changes, duration_s = accumulate(phase.duration_s for phase in phases)
+    made = tuple(arrivals(phases, scene.seed))
+    return Workload(name, duration_s, made, changes=tuple(changes))
 
 
 def _levels(
@@ -167,7 +169,8 @@ def _flood(scene: Scene) -> Workload:
     # Other draws than those of the calm, whose arrivals stay what they are.
     flood = arrivals([minute], scene.seed + 1_000_003, start_s=begin)
     merged = sorted((*calm.arrivals, *flood), key=lambda arrival: arrival.time_s)
-    return Workload("flood", calm.duration_s, tuple(merged))
+    changes = (begin, begin + minute.duration_s)
+    return Workload("flood", calm.duration_s, tuple(merged), changes=changes)
 
 
 def _long_prompts(scene: Scene) -> Workload:
