@@ -43,9 +43,12 @@ class Pretended:
         """Whether a step could begin: none is under way, and there may be something to do."""
         return math.isinf(self.due) and (bool(self._inbox) or self.simulation.has_work())
 
-    def begin_step(self, now: float, *, until: float, tick: float) -> None:
+    def begin_step(self, now: float, *, until: float, tick: float, tell: bool) -> None:
         """Read the messages and begin to step: one step, or all equal ones that begin before
-        `until` and end by `tick`."""
+        `until` and end by `tick`, the next instant at which somebody looks.
+
+        `tell` has every token told with its step; else they are told before the tick.
+        """
         for work in self._inbox:
             self.simulation.limit(work.epoch, work.max_batch_tokens)
             self.simulation.begin(work.submit)
@@ -53,9 +56,11 @@ class Pretended:
         self._inbox.clear()
         if not self.simulation.has_work():
             return
+        if now < self.blind_until:
+            tick = min(tick, self.blind_until)
         # Before the policy looks all tokens should be known, and a step may last longer than the
         # one before it.
-        tell_at = min(self._told_at + TELL_S, tick - 2 * self._step_s)
+        tell_at = now if tell else min(self._told_at + TELL_S, tick - 2 * self._step_s)
         seconds, report = self.simulation.leap(
             begin_within_s=until - now, end_within_s=tick - now, tell_after_s=tell_at - now
         )

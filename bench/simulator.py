@@ -25,6 +25,8 @@ from executor.simulated import capacity_of, warmup_of
 from policies.static import Static
 
 _SAMPLING = Sampling(ignore_eos=True)
+# So long before a fault every token is told with its step; longer than any step.
+FAULT_LOOK_S = 5.0
 # The one queue for all tiers, of the baseline that knows none.
 ALL = "all"
 
@@ -213,15 +215,19 @@ class Simulator:
         for name, message in work.items():
             self._executors[name].take(message)
         until = min(self._wake, math.inf if comes is None else comes)
-        if self._faults:
-            until = min(until, self._faults[0].time_s)
-        if not self.rules.leap:
-            until = self.now
+        fault_at = self._faults[0].time_s if self._faults else math.inf
+        until = min(until, fault_at) if self.rules.leap else self.now
         for executor in self._executors.values():
             if executor.idle():
                 # What another one's report sets going may concern this one.
                 others = (e.due for e in self._executors.values() if e is not executor)
-                executor.begin_step(self.now, until=min([until, *others]), tick=self._tick)
+                executor.begin_step(
+                    self.now,
+                    until=min([until, *others]),
+                    tick=min(self._tick, fault_at),
+                    # Of a process that dies, what it told is all that is left.
+                    tell=fault_at - self.now < FAULT_LOOK_S or not self.rules.leap,
+                )
 
     def _prompt(self, tokens: int) -> list[int]:
         """A prompt of this length: nobody reads it, so all of one length share one list."""

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from bench.arrivals import Arrival, Workload
 from bench.capacity import fluid_rate
 from bench.workloads import Scene
+
+Raw = TypeVar("Raw")
 
 
 class BadTrace(ValueError):
@@ -56,13 +59,10 @@ def _own(row: Mapping[str, str]) -> Line:
     )
 
 
-def _mooncake(row: Mapping[str, object]) -> Line:
+def _mooncake(text: str) -> Line:
     """Mooncake's traces (kvcache-ai/Mooncake): JSON lines, milliseconds."""
-    return Line(
-        float(str(row["timestamp"])) / 1e3,
-        int(str(row["input_length"])),
-        int(str(row["output_length"])),
-    )
+    row = json.loads(text)
+    return Line(row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]))
 
 
 def _number(text: str | None) -> int | None:
@@ -103,18 +103,18 @@ def _csv(path: Path, file: Iterator[str], header: str) -> Iterator[Line]:
         # A file that is rotated while it is written may hold its header twice.
         if row.get("arrival_s") == "arrival_s":
             continue
-        yield _parsed(lambda row=row: parse(row), path, number)
+        yield _parsed(parse, row, path, number)
 
 
 def _json(path: Path, file: Iterator[str]) -> Iterator[Line]:
     for number, text in enumerate(file, 1):
         if text.strip():
-            yield _parsed(lambda text=text: _mooncake(json.loads(text)), path, number)
+            yield _parsed(_mooncake, text, path, number)
 
 
-def _parsed(parse: Callable[[], Line], path: Path, number: int) -> Line:
+def _parsed(parse: Callable[[Raw], Line], raw: Raw, path: Path, number: int) -> Line:
     try:
-        return parse()
+        return parse(raw)
     except (KeyError, TypeError, ValueError) as error:
         raise BadTrace(f"{path}:{number}: {type(error).__name__}: {error}") from error
 

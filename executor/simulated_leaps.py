@@ -40,6 +40,7 @@ class LeapingSimulation(Simulation):
         self._lengths = lengths
         self._tell = True
         self._owed: list[Tokens] = []
+        self._drawn: float | None = None
 
     def begin(self, submits: Iterable[Submit]) -> None:
         """See `Simulation.begin`."""
@@ -93,6 +94,10 @@ class LeapingSimulation(Simulation):
         """Tell the tokens of rows that leave with the next report: they count."""
         self._owed += [tokens for row in rows if (tokens := _untold(row)) is not None]
 
+    def _noise(self) -> float:
+        drawn, self._drawn = self._drawn, None
+        return super()._noise() if drawn is None else drawn
+
     def _equal_steps(self) -> int:
         """How many steps from now on have the same rows, all decoding, the last one included."""
         if not self._running or self._faults or self._released or self._returned:
@@ -125,8 +130,11 @@ class LeapingSimulation(Simulation):
         duration_s, count = step_s * self._noise(), 1
         while count < most and duration_s < begin_within_s:
             step_s += longer_s
-            after_s = duration_s + step_s * self._noise()
+            noise = self._noise()
+            after_s = duration_s + step_s * noise
             if after_s > end_within_s:
+                # The step is taken next time, and lasts as long as it would have now.
+                self._drawn = noise
                 break
             duration_s, count = after_s, count + 1
         self._tell = duration_s >= tell_after_s
