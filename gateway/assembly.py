@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from aiohttp import web
 
-from controller.config import Config, KeyConfig
+from controller.config import Config, KeyConfig, RecordConfig
 from controller.core import build_core
 from executor.process import ExecutorProcess, RestartPolicy
 from gateway.app import Access, build_app
@@ -18,6 +19,7 @@ from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter, build_instruments
 from gateway.preparing import Preparer
+from gateway.recorder import Recorder
 from gateway.settings import GatewaySettings, TierPlan
 from gateway.ticker import Ticker
 from metrics.gpu import GpuMeter
@@ -32,6 +34,7 @@ class Parts:
     ticker: Ticker
     desk: ServingDesk
     app: web.Application
+    recorder: Recorder | None
 
 
 def assemble(
@@ -41,13 +44,15 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
-    """Build and join everything. Raises ConfigError for secrets that cannot be found.
+    """Build and join everything. Raises ConfigError for secrets that cannot be found, and for a
+    record that cannot be written.
 
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
     groups = {executor.name: executor.group for executor in config.executors}
     tiers = config.tier_list()
     meter = Meter()
+    recorder = _recorder(config.record)
     control = config.control
     core = build_core(
         tiers,
@@ -55,7 +60,7 @@ def assemble(
         limits=config.limits,
         envelope=config.envelope,
         control=control,
-        listeners=(meter,),
+        listeners=(meter,) if recorder is None else (meter, recorder),
         started=clock(),
         stopwatch=time.perf_counter,
     )
@@ -87,7 +92,13 @@ def assemble(
         environ=environ,
         preparer=Preparer(),
     )
-    return Parts(dispatcher, processes, ticker, desk, app)
+    return Parts(dispatcher, processes, ticker, desk, app, recorder)
+
+
+def _recorder(written: RecordConfig) -> Recorder | None:
+    if written.path is None:
+        return None
+    return Recorder(Path(written.path), max_bytes=written.max_size, keep=written.keep)
 
 
 def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str, ExecutorProcess]:
