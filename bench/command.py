@@ -63,9 +63,9 @@ def simulate(
     try:
         loaded = load_config(config, env=os.environ, overrides=_pairs(set_ or ()))
         contenders = [Contender.parse(text) for text in policy or [loaded.control.policy.type]]
-        executors = _executors(loaded, executor)
         if workload not in WORKLOADS:
-            read(Path(workload))
+            _check_trace(workload)
+        executors = _executors(loaded, executor)
     except (ConfigError, BadContender, UnknownExecutor, BadTrace) as error:
         _fail(str(error))
     fitted = _fit(loaded, executors)
@@ -104,6 +104,13 @@ def simulate(
             plot(results, plot_)
         except ImportError:
             _fail("--plot needs matplotlib: install headway[plots]")
+
+
+def _check_trace(workload: str) -> None:
+    path = Path(workload)
+    if not path.exists() and not path.suffix:
+        raise BadTrace(f"no workload {workload!r}: there are {', '.join(WORKLOADS)}, and files")
+    read(path)
 
 
 def _tell(

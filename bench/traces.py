@@ -86,8 +86,10 @@ def read(path: Path) -> list[Line]:
             first = file.readline()
             file.seek(0)
             lines = list(_json(path, file) if first.startswith("{") else _csv(path, file, first))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadTrace(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise BadTrace(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadTrace(f"{path}: should be UTF-8 text: {error.reason}") from error
     if not lines:
         raise BadTrace(f"{path}: holds no request")
     return sorted(lines, key=lambda line: line.time_s)

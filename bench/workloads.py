@@ -70,11 +70,14 @@ def arrivals(phases: Iterable[Phase], seed: int, *, start_s: float = 0.0) -> lis
     for phase in phases:
         names, weights = list(phase.tiers), list(phase.tiers.values())
         shape = 1 / phase.cv**2
-        now = begin
-        while phase.rate > 0:
-            now += gaps.gammavariate(shape, 1 / (shape * phase.rate))
+        # Begun long before: a process that starts with an arrival starts within a burst.
+        now = begin - 4 * phase.cv**2 / phase.rate if phase.rate > 0 else math.inf
+        while True:
+            now += gaps.gammavariate(shape, 1 / (shape * phase.rate)) if now < math.inf else 0.0
             if now >= begin + phase.duration_s:
                 break
+            if now < begin:
+                continue
             prompt, output = phase.lengths.draw(sizes)
             tier = who.choices(names, weights)[0]
             made.append(Arrival(now, tier, prompt, output))

@@ -143,7 +143,7 @@ def _busy(seed: int) -> Workload:
     phases = [Phase(30.0, 6.0, lengths, cv=2.0), Phase(30.0, 2.0, lengths)]
     made = tuple(arrivals(phases, seed))
     clients = (Clients("offline", 5, 0.4, lengths),)
-    faults = (FaultAt(20.0, "stall", 1.0), FaultAt(40.0, "exit", 2.0), FaultAt(50.0, "oom"))
+    faults = (FaultAt(20.0, "stall", 1.0), FaultAt(40.0, "exit", 2.0), FaultAt(50.0, "fail"))
     return Workload("busy", 60.0, made, clients, faults)
 
 
