@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -14,6 +14,9 @@ from executor.simulated_leaps import LeapingSimulation
 # measured against progress.
 TELL_S = 1.0
 
+# A model of an executor, from its settings and the lengths of completions by request.
+Make = Callable[[SimulatedSettings, Mapping[str, int]], LeapingSimulation]
+
 
 class Pretended:
     """An executor as its process would be: it takes messages between steps only.
@@ -22,13 +25,21 @@ class Pretended:
     nothing is under way. What is done before `blind_until` is not measured.
     """
 
-    def __init__(self, name: str, settings: SimulatedSettings, lengths: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: SimulatedSettings,
+        lengths: Mapping[str, int],
+        *,
+        make: Make = LeapingSimulation,
+    ) -> None:
+        self._make = make
         self.name = name
         self.settings = settings
         self.incarnation = 0
         self.due = math.inf
         self.blind_until = -math.inf
-        self.simulation = LeapingSimulation(settings, lengths)
+        self.simulation = make(settings, lengths)
         self._lengths = lengths
         self._inbox: list[Work] = []
         self._report: Report | None = None
@@ -85,5 +96,5 @@ class Pretended:
     def revive(self) -> None:
         """A new process, which holds nothing."""
         self.incarnation += 1
-        self.simulation = LeapingSimulation(self.settings, self._lengths)
+        self.simulation = self._make(self.settings, self._lengths)
         self._inbox.clear()

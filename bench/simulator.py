@@ -15,13 +15,14 @@ import msgspec
 
 from bench.arrivals import Arrival, FaultAt, Source, Workload
 from bench.journal import Journal
-from bench.pretended import Pretended
+from bench.pretended import Make, Pretended
 from controller.core import Core
 from controller.errors import CapacityError, ContextLengthExceeded, Unavailable
 from controller.request import Request
 from controller.tiers import Tier
 from executor.contract import Fault, Sampling, SimulatedSettings, Work
 from executor.simulated import capacity_of, warmup_of
+from executor.simulated_leaps import LeapingSimulation
 from policies.static import Static
 
 _SAMPLING = Sampling(ignore_eos=True)
@@ -49,7 +50,8 @@ class Rules:
 class Simulator:
     """One run. `core` must have been built at time 0 with `journal` among its listeners.
 
-    `settings` are those of each executor, whose seeds the run's `seed` replaces.
+    `settings` are those of each executor, whose seeds the run's `seed` replaces; `make` builds the
+    model of one.
     """
 
     core: Core
@@ -59,6 +61,7 @@ class Simulator:
     journal: Journal
     rules: Rules
     seed: int
+    make: Make = LeapingSimulation
     now: float = 0.0
     reports: int = 0
     steps: int = 0
@@ -104,7 +107,7 @@ class Simulator:
         self._faults = sorted(self.workload.faults, key=lambda fault: fault.time_s)
         for number, (name, settings) in enumerate(self.settings.items()):
             seeded = msgspec.structs.replace(settings, seed=self.seed * 1000 + number)
-            self._executors[name] = Pretended(name, seeded, self._lengths)
+            self._executors[name] = Pretended(name, seeded, self._lengths, make=self.make)
             self._ready(self._executors[name])
         for group, loop in self.core.loops.items():
             self.journal.limits(group, loop.limits, 0.0)

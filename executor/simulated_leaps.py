@@ -165,7 +165,6 @@ class LeapingSimulation(Simulation):
                 if row.need:
                     continue
                 count = 1
-                row.told = row.position
                 first = True
             else:
                 first = False
