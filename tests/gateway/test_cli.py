@@ -173,3 +173,9 @@ def test_what_only_reads_imports_neither_server_nor_tensors(arguments: list[str]
         timeout=30,
     )
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_simulate_hands_its_words_to_the_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--executor", "E9"])
+    assert result.exit_code == 1
+    assert "no executor 'E9'" in result.output + capsys.readouterr().err
