@@ -2,9 +2,9 @@
 
 `python -m bench.against_transformers --model DIR --peer PATH/TO/bin/transformers`
 
-Both servers stay up all the time and one at a time is under load: A B B A, A B B A, ... Each
-neighbouring A and B make a pair; the two Bs (and the two As across rounds) show how much a server
-differs from itself on this machine. Tokens are counted from `usage`.
+Both servers stay up all the time and one at a time is under load: A B B A A B B A, each A and B
+that stand together making a round. Then pairs of the peer with itself show how much this machine
+alone makes of a difference. Tokens are counted from `usage`.
 """
 
 from __future__ import annotations
@@ -144,32 +144,26 @@ def measure(address: str, model: str, level: int, args: argparse.Namespace) -> f
 
 
 def compare(a: str, b: str, level: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of A B B A at one concurrency."""
-    served, folder = Path(args.model).name, str(args.model)
-    runs: list[tuple[float, float, float, float]] = []
+    """Rounds at one concurrency: A B, B A, A B, ... so that each is as often first."""
+    servers = {"headway": (a, Path(args.model).name), "transformers": (b, str(args.model))}
+    order, runs = list(servers), []
     for number in range(args.rounds):
-        first = measure(a, served, level, args)
-        second = measure(b, folder, level, args)
-        third = measure(b, folder, level, args)
-        fourth = measure(a, served, level, args)
-        runs.append((first, second, third, fourth))
-        print(
-            f"  {level:>3} at once, round {number + 1}: {first:6.1f} {second:6.1f} "
-            f"{third:6.1f} {fourth:6.1f} tokens/s (A B B A)",
-            file=sys.stderr,
-            flush=True,
-        )
-    pairs = [r[0] / r[1] for r in runs] + [r[3] / r[2] for r in runs]
-    itself = [r[1] / r[2] for r in runs]
+        got = {name: measure(*servers[name], level, args) for name in order}
+        order.reverse()
+        runs.append((got["headway"], got["transformers"]))
+        shown = f"{runs[-1][0]:6.1f} {runs[-1][1]:6.1f} tokens/s"
+        print(f"  {level:>3} at once, round {number + 1}: {shown}", file=sys.stderr, flush=True)
+    itself = [
+        measure(*servers["transformers"], level, args)
+        / measure(*servers["transformers"], level, args)
+        for _ in range(args.rounds // 2)
+    ]
     return {
         "concurrency": level,
-        "headway_tokens_per_s": statistics.median([x for r in runs for x in (r[0], r[3])]),
-        "transformers_tokens_per_s": statistics.median([x for r in runs for x in (r[1], r[2])]),
-        "ratio_median": statistics.median(pairs),
-        "ratio_min": min(pairs),
-        "ratio_max": max(pairs),
-        "transformers_against_itself": [min(itself), statistics.median(itself), max(itself)],
-        "headway_against_itself": _spread([r[0] / r[3] for r in runs]),
+        "headway_tokens_per_s": statistics.median(run[0] for run in runs),
+        "transformers_tokens_per_s": statistics.median(run[1] for run in runs),
+        "ratio": _spread([run[0] / run[1] for run in runs]),
+        "transformers_against_itself": _spread(itself),
         "runs": runs,
     }
 
@@ -186,12 +180,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        low, _, high = row["transformers_against_itself"]
+        least, median, most = row["ratio"]
+        low, same, high = row["transformers_against_itself"]
         lines.append(
             f"| {row['concurrency']} | {row['headway_tokens_per_s']:.0f} "
             f"| {row['transformers_tokens_per_s']:.0f} "
-            f"| {row['ratio_median']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f}) "
-            f"| {low:.2f} to {high:.2f} |"
+            f"| {median:.2f} ({least:.2f} to {most:.2f}) "
+            f"| {same:.2f} ({low:.2f} to {high:.2f}) |"
         )
     return "\n".join(lines)
 
@@ -201,11 +196,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--peer", type=Path, required=True, help="the program `transformers`")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of A B B A")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds, of one A and one B")
     parser.add_argument(
         "--levels",
         type=lambda text: [int(x) for x in text.split(",")],
-        default=[32, 16, 4, 1],
+        default=[1, 4, 16, 32],
         help="concurrencies, e.g. 1,4,16,32",
     )
     parser.add_argument("--requests", type=int, default=32, help="requests in a round")

@@ -32,6 +32,7 @@ from executor.contract import (
 from executor.process import Events
 from gateway.app import runner_of
 from gateway.assembly import Parts, assemble
+from gateway.daemon import calm_collector
 from gateway.text import TokenLanguage
 
 _NAME = "main"
@@ -41,6 +42,7 @@ _SEATS = 64
 def daemon_app(text: TextModel, *, burst: bool) -> web.AppRunner:
     """The daemon with a free executor inside: what everything but the worker's pipe costs."""
     parts = assemble(_config(), environ=os.environ)
+    calm_collector()
     executor = FreeExecutor(parts.dispatcher, text, burst=burst)
     parts.dispatcher.executors[_NAME] = executor
 
@@ -60,6 +62,7 @@ def worker_app(text: TextModel, *, burst: bool) -> web.AppRunner:
     That one knows no `burst`.
     """
     parts = assemble(_config(), environ=os.environ)
+    calm_collector()
 
     async def life(_app: web.Application) -> AsyncIterator[None]:
         others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)

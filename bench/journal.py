@@ -110,12 +110,6 @@ class Journal(Listener):
     def dispatched(self, request: Request, now: float) -> None:
         self._leave(request, now)
 
-    def first_token(self, request: Request, now: float) -> None:
-        self._of(request).progress(now)
-
-    def tokens(self, request: Request, count: int, gap_s: float, now: float) -> None:
-        self._of(request).progress(now)
-
     def batch(self, dispatch: Dispatch, now: float) -> None:
         self.batches += 1
         self.batch_rows += dispatch.size
@@ -123,6 +117,10 @@ class Journal(Listener):
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         if report.sample is not None:
             self.busy_s += report.sample.duration_s
+        for tokens in report.tokens:
+            # Of one that was cancelled meanwhile nothing is counted any more.
+            if (tier := self._tiers.get(tokens.request_id)) is not None:
+                self._waiting[tier].progress(now)
 
     def ended(self, ended: Ended, now: float) -> None:
         request = ended.request

@@ -34,21 +34,23 @@ class Admission:
     def check_fits(self, request: Request) -> None:
         """Raises ContextLengthExceeded when no executor could ever hold the request."""
         need = len(request.prompt) + request.max_new_tokens
-        bounds = [
-            min(seats.capacity.max_context_tokens, seats.capacity.kv_tokens)
-            for seats in self._executors.values()
-            if seats.capacity is not None
-        ]
-        if bounds and need > max(bounds):
+        most = 0
+        for seats in self._executors.values():
+            if (capacity := seats.capacity) is not None:
+                if need <= capacity.max_context_tokens and need <= capacity.kv_tokens:
+                    return
+                most = max(most, min(capacity.max_context_tokens, capacity.kv_tokens))
+        if most:
             raise ContextLengthExceeded(
                 f"the prompt has {len(request.prompt)} tokens and up to {request.max_new_tokens} "
-                f"are to be generated: {need} in all, but at most {max(bounds)} fit",
+                f"are to be generated: {need} in all, but at most {most} fit",
                 param="max_tokens",
             )
 
     def _check_served(self, queue: TierQueue, now: float) -> None:
-        if any(seats.ready for seats in self._executors.values()):
-            return
+        for seats in self._executors.values():
+            if seats.capacity is not None:
+                return
         if not any(seats.incarnation for seats in self._executors.values()):
             raise NotReady("the model is still loading", retry_after_s=RETRY_AFTER_S)
         back = [seats.back_at for seats in self._executors.values() if seats.back_at is not None]

@@ -13,7 +13,7 @@ from controller.book import Book
 from controller.errors import CapacityError, Unavailable
 from controller.forming import Former
 from controller.ledger import ExecutorSeats, Seat, SeatState
-from controller.listener import Listener
+from controller.listener import Audience, Listener
 from controller.plan import Plan
 from controller.queues import Permit, TierQueue
 from controller.request import Outcome, Request, State
@@ -47,9 +47,9 @@ class Batcher:
         }
         self.scheduler = Scheduler(self.queues.values())
         self.admission = Admission(self.queues, self.executors)
-        self.book = Book(listeners)
-        self._former = Former(self.queues, self.scheduler, self.executors, listeners=listeners)
-        self._listeners = listeners
+        self._audience = Audience(listeners)
+        self.book = Book(self._audience)
+        self._former = Former(self.queues, self.scheduler, self.executors, audience=self._audience)
         self._release: dict[str, list[Key]] = {}
         # Executors that are owed a message although nothing may be for them in it: the limits.
         self._owed_answer: set[str] = set()
@@ -144,15 +144,17 @@ class Batcher:
         seats = self.executors[executor]
         if incarnation != seats.incarnation or not seats.ready:
             return []
-        for listener in self._listeners:
-            listener.stepped(seats, report, now)
+        for tell in self._audience.stepped:
+            tell(seats, report, now)
         streamed = []
         for tokens in report.tokens:
-            seat = seats.find(tokens.request_id, tokens.attempt)
+            seat = seats.seats.get((tokens.request_id, tokens.attempt))
             if seat is not None and seat.state is SeatState.RUNNING:
                 ids = self._advance(seat.request, tokens, now)
                 if ids:
                     streamed.append((seat.request, ids))
+        for tier in {request.tier for request, _ in streamed}:
+            self.scheduler.progressed(tier, now)
         if report.finished or report.released or report.returned:
             self._free_seats(seats, report, now)
         return streamed
@@ -173,7 +175,8 @@ class Batcher:
 
     def poll(self, now: float) -> Plan:
         """Expire, dispatch, and answer what is to be done."""
-        self._expire(now)
+        waiting = [queue for queue in self.queues.values() if queue.live]
+        self._expire(waiting, now)
         self.scheduler.note_waiting(now)
         formed = self._former.form(now, draining=self.admission.draining)
         release, self._release = self._release, {}
@@ -184,9 +187,13 @@ class Batcher:
             for name in told
         }
         bounds = [*formed.held_until, self.book.next_finish()]
-        bounds += [queue.next_deadline() for queue in self.queues.values()]
+        bounds += [queue.next_deadline() for queue in waiting]
         wake_at = min((bound for bound in bounds if bound is not None), default=None)
         return Plan(work, self.book.take_ended(), tuple(formed.dispatches), wake_at)
+
+    def has_news(self) -> bool:
+        """Whether a poll would have more to say than the one before, time aside."""
+        return bool(self._owed_answer or self._release or self.book.has_ended())
 
     def queued(self) -> int:
         """How many requests wait, over all tiers."""
@@ -213,12 +220,8 @@ class Batcher:
         previous, times.last_token = times.last_token, now
         if previous is None:
             times.first_token = now
-            for listener in self._listeners:
-                listener.first_token(request, now)
-        else:
-            for listener in self._listeners:
-                listener.tokens(request, len(ids), now - previous, now)
-        self.scheduler.progressed(request.tier, now)
+            for tell in self._audience.first_token:
+                tell(request, now)
         return ids
 
     def _free_seats(self, seats: ExecutorSeats, report: Report, now: float) -> None:
@@ -271,15 +274,15 @@ class Batcher:
             self.book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
         else:
             self.queues[request.tier].put_back(request)
-            for listener in self._listeners:
-                listener.given_back(request, reason, now)
+            for tell in self._audience.given_back:
+                tell(request, reason, now)
 
     def _settle(self, seat: Seat) -> None:
         used = len(seat.request.prompt) + len(seat.request.tokens)
         self.scheduler.settle(seat.request.tier, booked=seat.booked, used=used, paid=seat.paid)
 
-    def _expire(self, now: float) -> None:
-        for queue in self.queues.values():
+    def _expire(self, waiting: list[TierQueue], now: float) -> None:
+        for queue in waiting:
             for request in queue.expired(now):
                 self.cancel(request.id, now, Outcome.EXPIRED, "start_by")
         for request in self.book.overdue(now):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
 
-from controller.listener import Listener
+from controller.listener import Audience
 from controller.request import Ended, Outcome, Request, State
 
 
@@ -16,11 +15,11 @@ class Book:
     `offered = sum(outcomes) + len(requests)` always holds.
     """
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
+    def __init__(self, audience: Audience) -> None:
         self.requests: dict[str, Request] = {}
         self.offered = 0
         self.outcomes: Counter[Outcome] = Counter()
-        self._listeners = listeners
+        self._audience = audience
         self._finish_by: list[tuple[float, str]] = []
         self._ended: list[Ended] = []
 
@@ -30,15 +29,15 @@ class Book:
         self.offered += 1
         if request.finish_by is not None:
             heapq.heappush(self._finish_by, (request.finish_by, request.id))
-        for listener in self._listeners:
-            listener.offered(request, now)
+        for tell in self._audience.offered:
+            tell(request, now)
 
     def reject(self, tier: str, requests: int, *, reason: str, now: float) -> None:
         """Requests were turned away at the door."""
         self.offered += requests
         self.outcomes[Outcome.REJECTED] += requests
-        for listener in self._listeners:
-            listener.rejected(tier, requests, reason, now)
+        for tell in self._audience.rejected:
+            tell(tier, requests, reason, now)
 
     def end(
         self, request: Request, now: float, outcome: Outcome, *, reason: str, detail: str = ""
@@ -50,8 +49,8 @@ class Book:
         self.outcomes[outcome] += 1
         ended = Ended(request, outcome, reason, detail)
         self._ended.append(ended)
-        for listener in self._listeners:
-            listener.ended(ended, now)
+        for tell in self._audience.ended:
+            tell(ended, now)
 
     def overdue(self, now: float) -> list[Request]:
         """Those whose `finish_by` has come."""
@@ -70,6 +69,10 @@ class Book:
         while heap and heap[0][1] not in self.requests:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
+
+    def has_ended(self) -> bool:
+        """Whether there are ends that were not told yet."""
+        return bool(self._ended)
 
     def take_ended(self) -> tuple[Ended, ...]:
         """The ends since the last call, each told once."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.hold import Hold, hold
 from controller.ledger import ExecutorSeats
-from controller.listener import Listener
+from controller.listener import Audience
 from controller.plan import Dispatch, Why
 from controller.queues import TierQueue
 from controller.scheduler import Scheduler
@@ -44,41 +44,47 @@ class Former:
         scheduler: Scheduler,
         executors: Mapping[str, ExecutorSeats],
         *,
-        listeners: Sequence[Listener],
+        audience: Audience,
     ) -> None:
         self._queues = queues
         self._scheduler = scheduler
         self._executors = executors
-        self._listeners = listeners
+        self._audience = audience
+        self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
 
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
         formed = Formed({}, [], [])
-        depth = sum(len(queue) for queue in self._queues.values())
-        oldest = self._oldest_arrival(now)
-        open_ = self._open(now, formed, draining=draining) if depth else []
+        waiting = [queue for queue in self._queues.values() if queue.live]
+        if not waiting:
+            return formed
+        depth = sum(len(queue) for queue in waiting)
+        oldest_s = now - min(first.arrival for q in waiting if (first := q.oldest()) is not None)
+        open_ = self._open(now, formed, waiting=waiting, draining=draining)
         while open_:
-            batch = min(open_, key=lambda entry: entry.seats.reserved_tokens)
+            batch = min(open_, key=_work_there) if len(open_) > 1 else open_[0]
             if len(batch.members) < batch.room and self._seat_next(batch, now):
                 continue
             open_.remove(batch)
             batch.seats.note_room(now)
             if batch.members:
                 formed.submit[batch.seats.name] = batch.members
-                formed.dispatches.append(_dispatch(batch, depth, waited_s=now - oldest, now=now))
+                formed.dispatches.append(_dispatch(batch, depth, waited_s=oldest_s, now=now))
         for dispatch in formed.dispatches:
-            for listener in self._listeners:
-                listener.batch(dispatch, now)
+            for tell in self._audience.batch:
+                tell(dispatch, now)
         return formed
 
-    def _open(self, now: float, formed: Formed, *, draining: bool) -> list[_Batch]:
+    def _open(
+        self, now: float, formed: Formed, *, waiting: list[TierQueue], draining: bool
+    ) -> list[_Batch]:
         """The executors that can take somebody now; where a hold goes on, until when."""
         batches = []
         for seats in self._executors.values():
-            seats.note_room(now)
-            if not (room := seats.room()):
+            room = seats.note_room(now)
+            if not room:
                 continue
-            verdict = hold(seats, self._queues.values(), draining=draining)
+            verdict = hold(seats, waiting, draining=draining)
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:
@@ -87,10 +93,12 @@ class Former:
 
     def _seat_next(self, batch: _Batch, now: float) -> bool:
         seats = batch.seats
-        pick = self._scheduler.pick(
-            now,
-            lambda tier: seats.tier_room(tier, seat_cap(self._queues[tier].tier, seats.limits)),
-        )
+        if self._capped or seats.limits.tiers:
+            pick = self._scheduler.pick(
+                now, lambda tier: seats.tier_room(tier.name, seat_cap(tier, seats.limits))
+            )
+        else:
+            pick = self._scheduler.pick(now)
         # Nobody overtakes a request that waits for memory: small ones would starve a large one.
         if pick is None or not seats.fits(pick.request):
             return False
@@ -103,19 +111,19 @@ class Former:
             request.times.dispatched = now
             if batch.hold.held:
                 request.hold_s = max(0.0, now - max(request.arrival, batch.hold.since))
-        for listener in self._listeners:
-            listener.dispatched(request, now)
+        for tell in self._audience.dispatched:
+            tell(request, now)
         return True
-
-    def _oldest_arrival(self, now: float) -> float:
-        firsts = [queue.oldest() for queue in self._queues.values()]
-        return min((first.arrival for first in firsts if first is not None), default=now)
 
 
 def seat_cap(tier: Tier, limits: Limits) -> int | None:
     """A tier's seats on one executor: what the controller set, else what is configured."""
     override = limits.tiers.get(tier.name)
     return tier.max_seats if override is None or override.max_seats is None else override.max_seats
+
+
+def _work_there(batch: _Batch) -> int:
+    return batch.seats.reserved_tokens
 
 
 def _dispatch(batch: _Batch, depth: int, *, waited_s: float, now: float) -> Dispatch:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from controller.ledger import ExecutorSeats
 from controller.plan import Why
@@ -12,8 +12,7 @@ from controller.tiers import Tier
 from policies.contract import Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """`until` None: go now, for the reason `why`. Else hold until then, and go for that reason.
 
     `since` is the instant from which the hold counts; `held` says that it was held on purpose
@@ -26,20 +25,19 @@ class Hold:
     held: bool
 
 
-def hold(seats: ExecutorSeats, queues: Iterable[TierQueue], *, draining: bool) -> Hold:
-    """The rule `fixed`: hold until full or until W has passed.
+def hold(seats: ExecutorSeats, waiting: Sequence[TierQueue], *, draining: bool) -> Hold:
+    """The rule `fixed`: hold until full or until W has passed. `waiting` are queues, none empty.
 
     W counts from the later of the oldest member's arrival and the instant at which the executor
     could have taken it; it never starts again. A batch holds for the smallest W of its members.
     Nothing is held while steps run: a continuous executor is joined at once.
     """
-    waiting = [queue for queue in queues if len(queue)]
-    arrivals = [first.arrival for queue in waiting if (first := queue.oldest()) is not None]
     assert seats.free_since is not None
+    if seats.seats:
+        return Hold(None, Why.JOIN, seats.free_since, held=False)
+    arrivals = [first.arrival for queue in waiting if (first := queue.oldest()) is not None]
     since = max(seats.free_since, min(arrivals))
     wait_s = min(wait_of(queue.tier, seats.limits) for queue in waiting)
-    if seats.seats:
-        return Hold(None, Why.JOIN, since, held=False)
     if draining:
         return Hold(None, Why.DRAIN, since, held=wait_s > 0)
     if wait_s <= 0:

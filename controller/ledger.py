@@ -21,8 +21,8 @@ class SeatState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One attempt at one request, on one executor. `booked` is what its tier was charged in
-    tokens, `paid` what of it came out of the tier's share."""
+    """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for
+    and that its tier was charged, `paid` what of them came out of the tier's share."""
 
     request: Request
     attempt: int
@@ -78,16 +78,19 @@ class ExecutorSeats:
 
     def room(self) -> int:
         """How many more sequences it can take now: none while a batch runs to completion."""
-        if self.capacity is None or (self.capacity.runs_to_completion and self.seats):
+        capacity, taken = self.capacity, len(self.seats)
+        if capacity is None or (taken and capacity.runs_to_completion):
             return 0
-        return max(0, self.size_limit - len(self.seats))
+        return max(0, min(self.limits.max_batch_size, capacity.max_seqs) - taken)
 
-    def note_room(self, now: float) -> None:
-        """Keep `free_since` true: to be called when seats, limits or readiness changed."""
-        if not self.room():
+    def note_room(self, now: float) -> int:
+        """Keep `free_since` true, and answer the room: for when seats or limits changed."""
+        room = self.room()
+        if not room:
             self.free_since = None
         elif self.free_since is None:
             self.free_since = now
+        return room
 
     def fits(self, request: Request) -> bool:
         """Whether its memory suffices beside what the others may come to hold."""
@@ -106,10 +109,11 @@ class ExecutorSeats:
         request.state = State.RUNNING
         request.executor = self.name
         request.epoch = self.epoch
-        seat = Seat(request, request.attempt, request.work_tokens, paid)
+        booked = request.work_tokens
+        seat = Seat(request, request.attempt, booked, paid)
         self.seats[request.id, request.attempt] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1
-        self.reserved_tokens += request.work_tokens
+        self.reserved_tokens += booked
         return Submit(
             request.id,
             request.attempt,
@@ -127,7 +131,7 @@ class ExecutorSeats:
         """The seat is free."""
         del self.seats[seat.request.id, seat.attempt]
         self.by_tier[seat.request.tier] -= 1
-        self.reserved_tokens -= seat.request.work_tokens
+        self.reserved_tokens -= seat.booked
 
     def running(self) -> Iterator[Seat]:
         """The seats whose requests go on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from controller.ledger import ExecutorSeats
 from controller.plan import Dispatch
 from controller.request import Ended, Request
@@ -29,9 +31,6 @@ class Listener:
     def first_token(self, request: Request, now: float) -> None:
         """The completion began."""
 
-    def tokens(self, request: Request, count: int, gap_s: float, now: float) -> None:
-        """The completion went on: `count` tokens, `gap_s` after the previous ones."""
-
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         """An executor did a step; its seats are as they were during the step."""
 
@@ -40,3 +39,24 @@ class Listener:
 
     def ended(self, ended: Ended, now: float) -> None:
         """A request is over."""
+
+
+class Audience:
+    """Listeners by event. Who does not care for an event is not called.
+
+    No event is told per token: they come in masses, and who wants them looks at the seats.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        def who(event: str) -> list[Listener]:
+            still = getattr(Listener, event)
+            return [one for one in listeners if getattr(type(one), event) is not still]
+
+        self.offered = [one.offered for one in who("offered")]
+        self.rejected = [one.rejected for one in who("rejected")]
+        self.dispatched = [one.dispatched for one in who("dispatched")]
+        self.batch = [one.batch for one in who("batch")]
+        self.first_token = [one.first_token for one in who("first_token")]
+        self.stepped = [one.stepped for one in who("stepped")]
+        self.given_back = [one.given_back for one in who("given_back")]
+        self.ended = [one.ended for one in who("ended")]

@@ -12,7 +12,7 @@ from controller.request import Ended, Outcome, Request
 from controller.tiers import Tier
 from executor.contract import Report, StepSample
 
-# A request's mean inter-token latency is sampled over this many tokens, so that it is known
+# A request's mean inter-token latency is sampled about every so many steps, so that it is known
 # while the request runs; a mean, because the target speaks of the mean of a request.
 SEGMENT_TOKENS = 8
 # A warm-up step is a clean measurement of one size: it outweighs a few steps of traffic.
@@ -22,10 +22,11 @@ _FOR_CAPACITY = (Outcome.EXPIRED, Outcome.REJECTED, Outcome.FAILED)
 
 
 @dataclass(slots=True)
-class _Segment:
-    epoch: int
-    tokens: int = 0
-    seconds: float = 0.0
+class _Mark:
+    """How far a completion was at the last visit; `at` None: its gaps count from its next token."""
+
+    tokens: int
+    at: float | None
 
 
 class Observer(Listener):
@@ -38,7 +39,7 @@ class Observer(Listener):
     def __init__(self, tiers: Iterable[Tier], executors: Iterable[str], *, started: float) -> None:
         self.tiers = {tier.name: TierRecord(tier, started) for tier in tiers}
         self.executors = {name: ExecutorRecord(started) for name in executors}
-        self._segments: dict[str, _Segment] = {}
+        self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}
 
     def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
@@ -66,45 +67,49 @@ class Observer(Listener):
 
     def dispatched(self, request: Request, now: float) -> None:
         if request.attempt == 1:
-            record = self.tiers[request.tier]
-            record.queue.add(max(0.0, now - request.arrival - request.hold_s), now)
-            record.hold.add(request.hold_s, now)
+            waits = self.tiers[request.tier].waits(now)
+            waits.dispatched += 1
+            waits.queue_s += now - request.arrival - request.hold_s
+            waits.hold_s += request.hold_s
 
     def first_token(self, request: Request, now: float) -> None:
         record = self.tiers[request.tier]
-        ttft_s = max(0.0, now - request.arrival)
+        ttft_s = now - request.arrival
         target = record.targets.get("ttft")
         record.metrics["ttft"].add(ttft_s, now, epoch=request.epoch or 0, target=target)
+        self._marks[request.id] = _Mark(len(request.tokens), now)
         assert request.times.dispatched is not None
-        record.prefill.add(max(0.0, now - request.times.dispatched), now)
-
-    def tokens(self, request: Request, count: int, gap_s: float, now: float) -> None:
-        epoch = self.executors[str(request.executor)].epoch
-        segment = self._segments.get(request.id)
-        if segment is None or segment.epoch != epoch:
-            segment = self._segments[request.id] = _Segment(epoch)
-        segment.tokens += count
-        segment.seconds += gap_s
-        if segment.tokens >= SEGMENT_TOKENS:
-            del self._segments[request.id]
-            self._itl(request, segment, now)
+        waits = record.waits(now)
+        waits.begun += 1
+        waits.prefill_s += now - request.times.dispatched
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
-        self.executors[seats.name].stepped(seats, report, now)
+        record = self.executors[seats.name]
+        if report.steps and report.epoch != record.epoch:
+            # What was measured under two limits says nothing about either.
+            for seat in seats.running():
+                self._marks.pop(seat.request.id, None)
+        record.stepped(seats, report, now)
+        record.until_visit -= report.steps
+        if record.until_visit <= 0:
+            record.until_visit = SEGMENT_TOKENS
+            for seat in seats.running():
+                self._visit(seat.request, record.epoch, now)
         if any(returned.reason == "out_of_memory" for returned in report.returned):
             held = (seat.request for seat in seats.seats.values())
             self._out_of_memory[seats.name] = sum(len(r.prompt) + len(r.tokens) for r in held)
 
     def given_back(self, request: Request, reason: str, now: float) -> None:
         # The pause until it runs again is no step of anybody's.
-        self._segments.pop(request.id, None)
+        self._marks[request.id] = _Mark(len(request.tokens), None)
 
     def ended(self, ended: Ended, now: float) -> None:
         request, record = ended.request, self.tiers[ended.request.tier]
-        if segment := self._segments.pop(request.id, None):
-            self._itl(request, segment, now)
+        if request.executor is not None:
+            self._visit(request, self.executors[request.executor].epoch, now)
+            self._marks.pop(request.id, None)
         if ended.outcome is Outcome.FINISHED:
-            e2e_s = max(0.0, now - request.arrival)
+            e2e_s = now - request.arrival
             target = record.targets.get("e2e")
             record.metrics["e2e"].add(e2e_s, now, epoch=request.epoch or 0, target=target)
         elif ended.outcome in _FOR_CAPACITY:
@@ -113,8 +118,17 @@ class Observer(Listener):
                 if metric == "e2e" or (metric == "ttft" and not began):
                     record.metrics[metric].lost.add(1, now)
 
-    def _itl(self, request: Request, segment: _Segment, now: float) -> None:
-        record = self.tiers[request.tier]
-        mean_s = max(0.0, segment.seconds / segment.tokens)
-        target = record.targets.get("itl")
-        record.metrics["itl"].add(mean_s, now, epoch=segment.epoch, target=target)
+    def _visit(self, request: Request, epoch: int, now: float) -> None:
+        """Take the mean gap between the tokens since the last visit as one sample."""
+        tokens, last = len(request.tokens), request.times.last_token
+        mark = self._marks.get(request.id)
+        if mark is None or mark.at is None or last is None:
+            if last is not None and (mark is None or tokens > mark.tokens):
+                self._marks[request.id] = _Mark(tokens, last)
+            return
+        if tokens > mark.tokens:
+            record = self.tiers[request.tier]
+            mean_s = max(0.0, (last - mark.at) / (tokens - mark.tokens))
+            target = record.targets.get("itl")
+            record.metrics["itl"].add(mean_s, now, epoch=epoch, target=target)
+            mark.tokens, mark.at = tokens, last

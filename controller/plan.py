@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from controller.request import Ended
 from executor.contract import Work
@@ -20,8 +20,7 @@ class Why(StrEnum):
     DRAIN = "drain"  # the daemon is on its way down
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Requests that went to one executor together.
 
     `depth` were waiting before, the oldest of them for `oldest_s` seconds; `held_s` is how long
@@ -36,8 +35,7 @@ class Dispatch:
     held_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What is to be done now. `wake_at`: poll again at this instant at the latest, None: only
     after the next call that changes something."""
 

@@ -35,6 +35,7 @@ class Permit:
 class TierQueue:
     """Requests of one tier that wait, and the places that are reserved for some to come.
 
+    `live` are those that wait, by id; it is there to be looked at often.
     Places held by requests that were given back by an executor do not count against new ones:
     those were admitted once and are never turned away a second time.
     """
@@ -45,7 +46,7 @@ class TierQueue:
         self._places = count()
         self._heap: list[tuple[float, int, Request]] = []
         self._deadlines: list[tuple[float, int, Request]] = []
-        self._live: dict[str, Request] = {}
+        self.live: dict[str, Request] = {}
         self._arrivals: deque[Request] = deque()
         self._unlate: deque[Request] = deque()
         self._late: set[str] = set()
@@ -55,7 +56,7 @@ class TierQueue:
         self._sizes: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self.live)
 
     def reserve(self, requests: int, tokens: int, *, size: int) -> Permit:
         """Take `requests` places. Raises QueueFull, saying which bound was met."""
@@ -100,23 +101,23 @@ class TierQueue:
 
     def head(self) -> Request | None:
         """Who goes next in this tier, left where it is."""
-        return _first(self._heap, self._live)
+        return _first(self._heap, self.live)
 
     def take(self, request: Request) -> None:
         """Remove a request: it is dispatched, or it ended where it waited."""
-        del self._live[request.id]
+        del self.live[request.id]
         self.tokens -= request.work_tokens
         self.size -= self._sizes.pop(request.id)
         self._late.discard(request.id)
         self._trim(self._arrivals)
         self._trim(self._unlate)
-        if len(self._heap) > 2 * len(self._live) + 64:
+        if len(self._heap) > 2 * len(self.live) + 64:
             self._compact()
 
     def expired(self, now: float) -> list[Request]:
         """Those whose `start_by` has come, still in the queue."""
         due = []
-        while (request := _first(self._deadlines, self._live)) is not None:
+        while (request := _first(self._deadlines, self.live)) is not None:
             if request.start_by is None or request.start_by > now:
                 break
             heapq.heappop(self._deadlines)
@@ -127,7 +128,7 @@ class TierQueue:
 
     def next_deadline(self) -> float | None:
         """The earliest `start_by` of those that wait."""
-        first = _first(self._deadlines, self._live)
+        first = _first(self._deadlines, self.live)
         return None if first is None else first.start_by
 
     def oldest(self) -> Request | None:
@@ -140,7 +141,7 @@ class TierQueue:
         bound = self.tier.targets.start_s
         while bound is not None and self._unlate and self._unlate[0].arrival + bound < now:
             request = self._unlate.popleft()
-            if self._live.get(request.id) is request:
+            if self.live.get(request.id) is request:
                 self._late.add(request.id)
         return len(self._late)
 
@@ -151,7 +152,7 @@ class TierQueue:
 
     def _enter(self, request: Request) -> None:
         request.state = State.QUEUED
-        self._live[request.id] = request
+        self.live[request.id] = request
         self.tokens += request.work_tokens
         self.size += self._sizes[request.id]
         heapq.heappush(self._heap, (self._order(request), request.place, request))
@@ -164,11 +165,11 @@ class TierQueue:
                 line.append(request)
 
     def _trim(self, line: deque[Request]) -> None:
-        while line and self._live.get(line[0].id) is not line[0]:
+        while line and self.live.get(line[0].id) is not line[0]:
             line.popleft()
 
     def _compact(self) -> None:
-        live = self._live
+        live = self.live
         for heap in (self._heap, self._deadlines):
             heap[:] = [entry for entry in heap if live.get(entry[2].id) is entry[2]]
             heapq.heapify(heap)

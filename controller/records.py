@@ -52,6 +52,25 @@ class Measured:
             self.misses.add(1, now, epoch=epoch)
 
 
+@dataclass(slots=True)
+class Waits:
+    """Seconds that requests spent before their first token, by what they waited for."""
+
+    dispatched: int = 0
+    queue_s: float = 0.0
+    hold_s: float = 0.0
+    begun: int = 0
+    prefill_s: float = 0.0
+
+    def merge(self, other: Waits) -> None:
+        """Add what others waited."""
+        self.dispatched += other.dispatched
+        self.queue_s += other.queue_s
+        self.hold_s += other.hold_s
+        self.begun += other.begun
+        self.prefill_s += other.prefill_s
+
+
 class TierRecord:
     """The recent past of one tier; a sample's epoch says under which limits it came about."""
 
@@ -64,9 +83,18 @@ class TierRecord:
             "e2e": Measured.build(SLOW_S, started),
         }
         self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
-        self.queue = Window(resolution_s=SLOW_S, horizon_s=HORIZON_S)
-        self.hold = Window(resolution_s=SLOW_S, horizon_s=HORIZON_S)
-        self.prefill = Window(resolution_s=SLOW_S, horizon_s=HORIZON_S)
+        self._waits = Slots(Waits, resolution_s=SLOW_S, horizon_s=HORIZON_S)
+
+    def waits(self, now: float) -> Waits:
+        """Where to add what was waited for now."""
+        return self._waits.at(now, 0)
+
+    def waited(self, since: float) -> Waits:
+        """What was waited for since an instant."""
+        merged = Waits()
+        for slot in self._waits.since(since, None):
+            merged.merge(slot)
+        return merged
 
 
 @dataclass(slots=True)
@@ -115,6 +143,8 @@ class ExecutorRecord:
         self.started = started
         self.last_report: float | None = None
         self.epoch = 0
+        # Steps until the next look at how fast each running completion goes.
+        self.until_visit = 0
         self.utilization: float | None = None
         self.kv: float | None = None
         self._totals = Slots(StepTotals, resolution_s=FAST_S, horizon_s=HORIZON_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from executor.contract import Sampling
 
@@ -89,8 +90,7 @@ class Request:
         return self.max_new_tokens - len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """The end of a request, told once. `reason` is a code (`stop`, `length`, `disconnect`,
     `start_by`, `finish_by`, ...), `detail` the words for the public."""
 

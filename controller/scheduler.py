@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from controller.queues import TierQueue
 from controller.request import Request
+from controller.tiers import Tier
 
 
 class Turn(StrEnum):
@@ -18,8 +20,7 @@ class Turn(StrEnum):
     PRIORITY = "priority"
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """Who goes next, and why."""
 
     request: Request
@@ -51,17 +52,23 @@ class Scheduler:
 
     def __init__(self, queues: Iterable[TierQueue]) -> None:
         self._queues = sorted(queues, key=lambda queue: -queue.tier.priority)
+        self._sharing = [queue for queue in self._queues if queue.tier.min_share > 0]
         self._accounts = {queue.tier.name: _Account() for queue in self._queues}
 
-    def pick(self, now: float, may_take: Callable[[str], bool]) -> Pick | None:
-        """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left.
+    def pick(self, now: float, may_take: Callable[[Tier], bool] | None = None) -> Pick | None:
+        """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left, where
+        tiers have a number of seats at all.
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        waiting = [q for q in self._queues if len(q) and may_take(q.tier.name)]
+        waiting = [queue for queue in self._queues if queue.live]
+        if may_take is not None:
+            waiting = [queue for queue in waiting if may_take(queue.tier)]
         if not waiting:
             return None
-        queue, turn = self._starved(waiting, now) or self._owed(waiting) or _first(waiting)
+        queue, turn = waiting[0], Turn.PRIORITY
+        if len(waiting) > 1:
+            queue, turn = self._starved(waiting, now) or self._owed(waiting) or (queue, turn)
         request = queue.head()
         assert request is not None
         return Pick(request, turn)
@@ -70,7 +77,7 @@ class Scheduler:
         """Start the patience of tiers that begin to wait, and forget what idle ones were owed."""
         for queue in self._queues:
             account = self._accounts[queue.tier.name]
-            if not len(queue):
+            if not queue.live:
                 account.owed, account.progress = 0.0, None
             elif account.progress is None:
                 account.progress = now
@@ -80,7 +87,9 @@ class Scheduler:
         out of what the tier was owed, for `settle`."""
         self._credit(tokens)
         account = self._accounts[tier]
-        paid = min(max(account.owed, 0.0), float(tokens))
+        if account.owed <= 0:
+            return 0.0
+        paid = min(account.owed, float(tokens))
         account.owed -= paid
         return paid
 
@@ -121,11 +130,7 @@ class Scheduler:
         return (max(due, key=lambda pair: pair[0])[1], Turn.SHARE) if due else None
 
     def _credit(self, tokens: int) -> None:
-        for queue in self._queues:
-            if len(queue):
+        for queue in self._sharing:
+            if queue.live:
                 account = self._accounts[queue.tier.name]
                 account.owed = max(0.0, account.owed + queue.tier.min_share * tokens)
-
-
-def _first(waiting: list[TierQueue]) -> tuple[TierQueue, Turn]:
-    return waiting[0], Turn.PRIORITY

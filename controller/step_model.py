@@ -20,6 +20,8 @@ HALF_LIFE_STEPS = 2000.0
 # When residuals drift off one way, the past is wrong and is forgotten ten times faster.
 DRIFT_HALF_LIFE_STEPS = 200.0
 _DRIFT_MEMORY = 0.98
+# Long before floats lose the oldest samples that still count.
+_MOST_GAIN = 1e6
 _ENOUGH = 20.0
 # Units that bring the columns to comparable size, so that the normal equations stay well posed.
 _SCALE = (1.0, 1e3, 1.0, 1.0, 1e2, 1e5)
@@ -30,11 +32,16 @@ Matrix = list[list[float]]
 
 @dataclass(slots=True, eq=False)
 class StepModel:
-    """The running fit of one executor. One step is one sample."""
+    """The running fit of one executor. One step is one sample.
+
+    `_moments` keeps the upper triangle of the normal equations; what stands in it, in `_answers`
+    and in the sums of rows is `_gain` times what it would be if the newest sample weighed 1.
+    """
 
     knee: int = KNEE
     _moments: Matrix = field(default_factory=lambda: [[0.0] * _SIZE for _ in range(_SIZE)])
     _answers: list[float] = field(default_factory=lambda: [0.0] * _SIZE)
+    _gain: float = 1.0
     _weight: float = 0.0
     _rows: float = 0.0
     _rows_squared: float = 0.0
@@ -53,19 +60,24 @@ class StepModel:
         weight *= steps
         if self._fit is not None:
             weight *= self._note_residual(seconds - _dot(self._fit, row), steps)
-        self._forget(steps)
+        # Letting each sample weigh more than the one before forgets as decaying all would, and
+        # touches only what the sample touches.
+        self._gain /= self._keep(steps)
+        weight *= self._gain
         for i, value in enumerate(row):
             if value:
                 share = weight * value
                 moments = self._moments[i]
-                for j, other in enumerate(row):
-                    moments[j] += share * other
+                for j in range(i, _SIZE):
+                    moments[j] += share * row[j]
                 self._answers[i] += share * seconds
         self._weight += weight
         self._rows += weight * sample.sequences
         self._rows_squared += weight * sample.sequences**2
         self._samples += steps
         self._fresh = False
+        if self._gain > _MOST_GAIN:
+            self._rescale()
         if self._fit is None and self._samples >= _ENOUGH:
             self._solve()
 
@@ -113,20 +125,25 @@ class StepModel:
         self._bias = keep * self._bias + (1 - keep) * residual
         return weight
 
-    def _forget(self, steps: int) -> None:
+    def _keep(self, steps: int) -> float:
+        """What the past is worth after these steps, as a fraction of what it was."""
         drifting = abs(self._bias) > math.sqrt(self._variance) * 0.5 > 0
-        keep = 0.5 ** (steps / (DRIFT_HALF_LIFE_STEPS if drifting else HALF_LIFE_STEPS))
-        for row in self._moments:
-            for j in range(_SIZE):
-                row[j] *= keep
-        self._answers = [value * keep for value in self._answers]
-        self._weight *= keep
-        self._rows *= keep
-        self._rows_squared *= keep
+        half_life = DRIFT_HALF_LIFE_STEPS if drifting else HALF_LIFE_STEPS
+        return float(0.5 ** (steps / half_life))
+
+    def _rescale(self) -> None:
+        """Bring the weights back to where the newest sample weighs 1."""
+        down = 1.0 / self._gain
+        self._moments = [[value * down for value in row] for row in self._moments]
+        self._answers = [value * down for value in self._answers]
+        self._weight *= down
+        self._rows *= down
+        self._rows_squared *= down
+        self._gain = 1.0
 
     def _identifiable(self) -> bool:
         """Whether sizes varied enough to tell what a sequence costs from what a step costs."""
-        if self._weight < _ENOUGH:
+        if self._weight < _ENOUGH * self._gain:
             return False
         mean = self._rows / self._weight
         spread = math.sqrt(max(0.0, self._rows_squared / self._weight - mean**2))
@@ -134,7 +151,10 @@ class StepModel:
 
     def _solve(self) -> list[float]:
         if self._fit is None or not self._fresh:
-            self._fit, self._fresh = _non_negative(self._moments, self._answers), True
+            whole = [
+                [self._moments[min(i, j)][max(i, j)] for j in range(_SIZE)] for i in range(_SIZE)
+            ]
+            self._fit, self._fresh = _non_negative(whole, self._answers), True
         return self._fit
 
 

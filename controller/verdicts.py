@@ -126,14 +126,11 @@ def _start_cause(
     """Why requests began or ended late: where most of their time went."""
     if view.steps.stalled:
         return Cause.MEMORY
-    record, since = view.record, now - windows.slow_s
+    waited = view.record.waited(now - windows.slow_s)
     mean = {
-        cause: (seen.total / seen.samples if (seen := window.since(since)).samples else 0.0)
-        for cause, window in (
-            (Cause.QUEUE, record.queue),
-            (Cause.HOLD, record.hold),
-            (Cause.PREFILL, record.prefill),
-        )
+        Cause.QUEUE: waited.queue_s / max(1, waited.dispatched),
+        Cause.HOLD: waited.hold_s / max(1, waited.dispatched),
+        Cause.PREFILL: waited.prefill_s / max(1, waited.begun),
     }
     # Who waits beyond the target by now has lost all of it in the queue.
     cause = Cause.QUEUE if view.late else max(mean, key=lambda key: mean[key])

@@ -15,6 +15,7 @@ import transformers
 from executor import demo_model, paged
 from executor import model as models
 from executor.contract import (
+    DEMO_MODEL,
     Capacity,
     ContinuousSettings,
     Fault,
@@ -67,7 +68,7 @@ class ContinuousEngine:
         _check_transformers(transformers.__version__)
         if settings.threads > 0:
             torch.set_num_threads(settings.threads)
-        if settings.model == demo_model.NAME:
+        if settings.model == DEMO_MODEL:
             settings = msgspec.structs.replace(settings, model=str(_demo(progress)))
         progress("loading weights", None)
         loaded = models.load(settings)

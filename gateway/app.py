@@ -94,7 +94,7 @@ def runner_of(app: web.Application) -> web.AppRunner:
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every request its id, and every error the shape that clients read."""
-    request_id = request_ids.request_id_of(request)
+    request_id = request_ids.give_request_id(request)
     try:
         response = await handler(request)
     except ConnectionError:

@@ -12,6 +12,8 @@ from aiohttp import web
 
 from controller.config import Config, KeyConfig, RecordConfig
 from controller.core import build_core
+from controller.errors import ConfigError
+from executor.contract import DEMO_MODEL
 from executor.process import ExecutorProcess, RestartPolicy
 from gateway.app import Access, build_app
 from gateway.auth import ClientKey, Secret
@@ -44,11 +46,12 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
-    """Build and join everything. Raises ConfigError for secrets that cannot be found, and for a
-    record that cannot be written.
+    """Build and join everything. Raises ConfigError for secrets and models that cannot be found
+    and for a record that cannot be written.
 
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
+    _check_folders(config)
     groups = {executor.name: executor.group for executor in config.executors}
     tiers = config.tier_list()
     meter = Meter()
@@ -71,7 +74,8 @@ def assemble(
     # The file that was read is the one in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
     meter.instruments.reload_time.set(time.time())
-    dispatcher = Dispatcher(batcher, observer, clock=clock)
+    preparer = Preparer()
+    dispatcher = Dispatcher(batcher, observer, clock=clock, learn=preparer.learn)
     processes = _processes(config, dispatcher, meter)
     dispatcher.executors.update(processes)
     ticker = Ticker(
@@ -90,7 +94,7 @@ def assemble(
         _gateway_settings(config),
         access=_access(config),
         environ=environ,
-        preparer=Preparer(),
+        preparer=preparer,
     )
     return Parts(dispatcher, processes, ticker, desk, app, recorder)
 
@@ -99,6 +103,17 @@ def _recorder(written: RecordConfig) -> Recorder | None:
     if written.path is None:
         return None
     return Recorder(Path(written.path), max_bytes=written.max_size, keep=written.keep)
+
+
+def _check_folders(config: Config) -> None:
+    """Say at once what a worker would say after the seconds that torch takes to be imported."""
+    for index, executor in enumerate(config.executors):
+        named = executor.model != DEMO_MODEL
+        if executor.kind == "continuous" and named and not Path(executor.model).is_dir():
+            raise ConfigError(
+                f"executors.{index}.model: there is no folder {executor.model}; models are read "
+                f"from folders, never downloaded (`{DEMO_MODEL}` is the demo's)"
+            )
 
 
 def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str, ExecutorProcess]:

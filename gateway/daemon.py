@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
+import socket
 import sys
 from dataclasses import dataclass, field
 
@@ -59,6 +61,8 @@ def serve(config: Config) -> int:
     """Run the daemon until a signal ends it; answers the exit status of the process."""
     logs.set_up(config.log.level, config.log.format)
     _allow_many_connections()
+    # Prompts are tokenised one at a time: threads of the library's own would only get in the way.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         failure = uvloop.run(_serve(config))
     except (ConfigError, CannotListen) as error:
@@ -77,9 +81,21 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def calm_collector() -> None:
+    """Let the garbage collector leave alone what lives as long as the daemon.
+
+    A request leaves no cycles behind. With its own thresholds the collector looks at whatever is
+    in flight hundreds of times a second under load, for 2 to 3 % of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 async def _serve(config: Config) -> str:
     """Serve until told to end; answers why it had to end by itself, or an empty text."""
     parts = assemble(config, environ=os.environ)
+    calm_collector()
     stopping = Stopping()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -102,6 +118,7 @@ async def _serve(config: Config) -> str:
     finally:
         for task in watching:
             task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         hurry = stopping.now.is_set()
         grace_s = 0.0 if hurry else STOP_GRACE_S
         # Executors last: until here streams may still end by their own tokens.
@@ -120,7 +137,9 @@ async def _listen(runner: web.AppRunner, config: Config) -> str:
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        # The numbers of a failed look-up are not those of the system.
+        code = None if isinstance(error, socket.gaierror) else error.errno
+        why = os.strerror(code) if code else str(error.strerror or error)
         raise CannotListen(
             f"cannot listen on {host}:{port} (server.host, server.port): {why}"
         ) from error
@@ -174,6 +193,7 @@ async def _close(runner: web.AppRunner, flush_s: float) -> None:
 
 
 def _welcome(address: str, config: Config) -> str:
+    key = " -H 'authorization: Bearer KEY'" if config.auth.keys else ""
     question = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     tiers = ", ".join(
         f"{name} ({tier.service_tier or name})" for name, tier in config.tiers.items()
@@ -188,6 +208,6 @@ def _welcome(address: str, config: Config) -> str:
     metrics    {address}/metrics
 
   Try it:
-    curl {address}/v1/chat/completions -H 'content-type: application/json' \\
+    curl {address}/v1/chat/completions -H 'content-type: application/json'{key} \\
       -d '{question}'
 """

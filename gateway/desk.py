@@ -117,7 +117,8 @@ class ServingDesk:
         request = self._batcher.book.requests.get(request_id)
         if request is not None:
             return request_view(request, self.now())
-        return self._dispatcher.remembered.get(request_id)
+        ended = self._dispatcher.remembered.get(request_id)
+        return None if ended is None else ended.view()
 
     def pin(self, limits: dict[str, Any], expires_s: float) -> Limits:
         for loop in self._ticker.loops.values():

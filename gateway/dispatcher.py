@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -16,7 +16,7 @@ from controller.queues import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, Loading, Ready, Report, TextModel, Work
 from gateway.contract import Sink
-from gateway.views import request_view
+from gateway.views import Remembered
 
 # How many ended requests are remembered for whoever asks where their time went.
 REMEMBERED = 1000
@@ -35,6 +35,7 @@ class Sender(Protocol):
 class Dispatcher:
     """Drives the batcher in real time: calls it, carries its plans out, wakes when it asks.
 
+    `learn` is told what is served before anybody is: reading a tokenizer takes a while.
     All methods run on the event loop. Tokens go straight from a report to their sinks: no queue,
     no task. The methods `on_*` are the executors' events.
     """
@@ -45,23 +46,25 @@ class Dispatcher:
         observer: Observer,
         *,
         clock: Callable[[], float],
+        learn: Callable[[TextModel], object] = lambda text: None,
     ) -> None:
         self.batcher = batcher
         self.executors: dict[str, Sender] = {}
         self.clock = clock
-        self.remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.remembered: OrderedDict[str, Remembered] = OrderedDict()
         # Set while no request waits or runs, and none is on its way into a queue.
         self.empty = asyncio.Event()
         self.empty.set()
         # Set when every executor has ended for good, so that nothing can ever be served.
         self.given_up = asyncio.Event()
         self._observer = observer
+        self._learn = learn
         self._sinks: dict[str, Sink] = {}
         self._text: TextModel | None = None
         self._capacity: Capacity | None = None
-        self._pumping = False
-        self._again = False
+        self._soon = False
         self._wake: asyncio.TimerHandle | None = None
+        self._wake_instant: float | None = None
         self._started = clock()
         self._down_since: dict[str, float] = {}
         self._load_s: dict[str, float] = {}
@@ -92,32 +95,29 @@ class Dispatcher:
         """See `Desk.offer`."""
         self.batcher.offer(request, permit, self.clock())
         self._sinks[request.id] = sink
-        self.pump()
+        self._pump_soon()
 
     def cancel(self, request_id: str, outcome: Outcome, reason: str) -> bool:
         """See `Desk.cancel`."""
         known = self.batcher.cancel(request_id, self.clock(), outcome, reason)
         if known:
-            self.pump()
+            self._pump_soon()
         return known
 
+    def _pump_soon(self) -> None:
+        """Pump once this turn of the loop is over: what came in it goes together."""
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
     def pump(self) -> None:
-        """Poll the batcher and carry its plan out; safe to call from within a sink."""
-        if self._pumping:
-            self._again = True
-            return
-        self._pumping = True
-        try:
-            self._again = True
-            while self._again:
-                self._again = False
-                plan = self.batcher.poll(self.clock())
-                for name, work in plan.work.items():
-                    self.executors[name].send(work)
-                for ended in plan.ended:
-                    self._tell_end(ended)
-        finally:
-            self._pumping = False
+        """Poll the batcher and carry its plan out. What sinks ask for meanwhile comes next turn."""
+        self._soon = False
+        plan = self.batcher.poll(self.clock())
+        for name, work in plan.work.items():
+            self.executors[name].send(work)
+        for ended in plan.ended:
+            self._tell_end(ended)
         self._note_empty()
         self._wake_at(plan.wake_at)
 
@@ -131,6 +131,7 @@ class Dispatcher:
         """An executor takes work from now on."""
         now = self.clock()
         self._text, self._capacity = ready.text, ready.capacity
+        self._learn(ready.text)
         self._load_s[name] = now - self._down_since.get(name, self._started)
         self._observer.warmed_up(name, ready.warmup)
         self.batcher.on_ready(name, incarnation, ready.capacity, now)
@@ -149,19 +150,16 @@ class Dispatcher:
         now = self.clock()
         if report.warning:
             self._log.warning("executor warns", executor=name, warning=report.warning)
-        streamed = self.batcher.on_report(name, incarnation, report, now)
-        # A sink may cancel, which pumps. No end may be told before all tokens of this report are:
-        # one that finished in it would come to a clean end without its last text.
-        self._pumping = True
         sinks = self._sinks
-        for request, ids in streamed:
+        # Ends are told by the next pump: one that finished here has all of its text by then.
+        for request, ids in self.batcher.on_report(name, incarnation, report, now):
             if (sink := sinks.get(request.id)) is not None:
                 try:
                     sink.on_tokens(ids, now)
                 except Exception:
                     self._give_up_sink(request, sink)
-        self._pumping = False
-        self.pump()
+        if self.batcher.has_news():
+            self._pump_soon()
 
     def on_lost(self, name: str, incarnation: int, reason: str, restart_in_s: float | None) -> None:
         """An executor is gone; what it held waits again."""
@@ -188,11 +186,11 @@ class Dispatcher:
 
     def _tell_end(self, ended: Ended) -> None:
         request = ended.request
-        self.remembered[request.id] = request_view(request, self.clock())
-        if len(self.remembered) > REMEMBERED:
-            self.remembered.popitem(last=False)
         if (sink := self._sinks.pop(request.id, None)) is not None:
             self._end(sink, ended)
+        self.remembered[request.id] = Remembered.of(request)
+        if len(self.remembered) > REMEMBERED:
+            self.remembered.popitem(last=False)
 
     def _end(self, sink: Sink, ended: Ended) -> None:
         try:
@@ -201,16 +199,25 @@ class Dispatcher:
             self._log.exception("a sink failed at its end", request=ended.request.id)
 
     def _note_empty(self) -> None:
-        queues = self.batcher.queues.values()
-        if self.batcher.book.requests or any(queue.reserved.requests for queue in queues):
+        if self.batcher.book.requests:
             self.empty.clear()
-        else:
-            self.empty.set()
+            return
+        for queue in self.batcher.queues.values():
+            if queue.reserved.requests:
+                self.empty.clear()
+                return
+        self.empty.set()
 
     def _wake_at(self, instant: float | None) -> None:
+        if instant == self._wake_instant:
+            return
         if self._wake is not None:
             self._wake.cancel()
-            self._wake = None
+        self._wake, self._wake_instant = None, instant
         if instant is not None:
             delay_s = max(0.0, instant - self.clock())
-            self._wake = asyncio.get_running_loop().call_later(delay_s, self.pump)
+            self._wake = asyncio.get_running_loop().call_later(delay_s, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._wake_at(None)
+        self.pump()

@@ -66,7 +66,7 @@ class Meter(Listener):
     def dispatched(self, request: Request, now: float) -> None:
         if request.attempt == 1:
             tier = self.instruments.tiers[request.tier]
-            tier.queue_wait_s.observe(max(0.0, now - request.arrival))
+            tier.queue_wait_s.observe(now - request.arrival)
             tier.hold_s.observe(request.hold_s)
             tier.prompt_tokens.inc(len(request.prompt))
 
@@ -74,13 +74,10 @@ class Meter(Listener):
         self.instruments.dispatches.labels(dispatch.executor, dispatch.why).inc()
 
     def first_token(self, request: Request, now: float) -> None:
-        self.instruments.tiers[request.tier].ttft_s.observe(max(0.0, now - request.arrival))
+        self.instruments.tiers[request.tier].ttft_s.observe(now - request.arrival)
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         executor = self.instruments.executors[seats.name]
-        if report.kv_tokens is not None and seats.capacity is not None:
-            executor.kv_tokens.set(report.kv_tokens)
-            executor.kv_usage.set(report.kv_tokens / seats.capacity.kv_tokens)
         if report.sample is not None and report.steps:
             executor.step_batch_size.observe(report.sample.sequences)
             executor.step_duration_s.observe(report.sample.duration_s / report.steps)
@@ -92,7 +89,7 @@ class Meter(Listener):
         tier.generated_tokens.inc(len(request.tokens))
         times = request.times
         if ended.outcome is Outcome.FINISHED:
-            tier.e2e_s.observe(max(0.0, now - request.arrival))
+            tier.e2e_s.observe(now - request.arrival)
             if times.first_token is not None and times.last_token and len(request.tokens) > 1:
                 decode_s = times.last_token - times.first_token
                 tier.itl_s.observe(max(0.0, decode_s / (len(request.tokens) - 1)))
@@ -134,10 +131,14 @@ class Meter(Listener):
             tier, oldest = instruments.tiers[name], queue.oldest()
             tier.queue_requests.set(len(queue))
             tier.queue_tokens.set(queue.tokens)
-            tier.queue_oldest_s.set(0.0 if oldest is None else max(0.0, now - oldest.arrival))
+            tier.queue_oldest_s.set(0.0 if oldest is None else now - oldest.arrival)
         for seats in batcher.executors.values():
             executor = instruments.executors[seats.name]
             executor.ready.set(seats.ready)
+            held = observer.executors[seats.name].kv
+            show(executor.kv_usage, held)
+            in_all = None if seats.capacity is None else seats.capacity.kv_tokens
+            show(executor.kv_tokens, None if held is None or in_all is None else held * in_all)
             executor.restarts.inc(restarts[seats.name] - self._restarts[seats.name])
             self._restarts[seats.name] = restarts[seats.name]
             if not seats.ready:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import hdrs, web
 
-from controller.errors import InvalidRequest, ModelNotFound, NotReady
+from controller.errors import HeadwayError, InvalidRequest, ModelNotFound, NotReady
 from controller.request import Request
 from gateway.answers import Heading, Kind, Usage
 from gateway.auth import Keyring, choose_tier
@@ -92,9 +92,10 @@ class Completions:
             try:
                 self._offer(asked, prepared, permit, responder=responder, siblings=siblings)
                 return await responder.respond(http)
-            except BaseException:
+            except BaseException as error:
                 responder.abandon()
-                siblings.cancel("disconnect")
+                failed = isinstance(error, HeadwayError)
+                siblings.cancel("sibling_failed" if failed else "disconnect")
                 raise
         finally:
             self._desk.give_back(permit)

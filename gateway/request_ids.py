@@ -13,12 +13,15 @@ _KEY = web.RequestKey("request_id", str)
 
 
 def request_id_of(http: web.Request) -> str:
+    """The id that was given to it at the edge."""
+    return http[_KEY]
+
+
+def give_request_id(http: web.Request) -> str:
     """The client's own `x-request-id` if it is fit for a header and a log, else one of ours."""
-    known = http.get(_KEY)
-    if known is None:
-        given = http.headers.get(HEADER, "")
-        known = given if _SANE.fullmatch(given) else f"req_{fresh_id()}"
-        http[_KEY] = known
+    given = http.headers.get(HEADER)
+    known = given if given is not None and _SANE.fullmatch(given) else f"req_{fresh_id()}"
+    http[_KEY] = known
     return known
 
 

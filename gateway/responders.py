@@ -135,7 +135,7 @@ class StreamResponder:
         # An error ends the stream and not the connection: a client that saw the last chunk has
         # put the connection back already, and its next request must not find it closed.
         tail = await channel.closed
-        if not channel.congested():
+        if not channel.congested(len(tail)):
             await response.write_eof(tail)
             return response
         try:

@@ -82,10 +82,12 @@ class Channel:
         else:
             transport.write(event)
 
-    def congested(self) -> bool:
-        """Whether the client reads too slowly to be sent more now."""
+    def congested(self, more: int = 0) -> bool:
+        """Whether the client reads too slowly to be sent so many bytes more now."""
         transport = self._transport
-        return transport is not None and transport.get_write_buffer_size() > self._buffer_bytes
+        if transport is None:
+            return False
+        return transport.get_write_buffer_size() + more > self._buffer_bytes
 
     def hold(self, chars: int) -> None:
         """Account for text that a choice keeps back (or sends after all, when negative)."""
@@ -140,7 +142,9 @@ class Channel:
         self.abandon()
         if not self.opened.done():
             self.opened.set_result(None)
-        self.closed.set_result(tail)
+        # Cancelled where the client has just left, and its handler is to hear of it next turn.
+        if not self.closed.done():
+            self.closed.set_result(tail)
 
     def _keep_alive(self) -> None:
         if self._quiet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from controller.decision import Decision
 from controller.request import Request
@@ -19,6 +19,26 @@ def limits_view(limits: Limits) -> dict[str, Any]:
         "wait_timeout_s": limits.wait_timeout_s,
         "tiers": {name: dataclasses.asdict(tier) for name, tier in limits.tiers.items()},
     }
+
+
+class Remembered(NamedTuple):
+    """A request that has ended, without its prompt and tokens: only how many they were."""
+
+    request: Request
+    prompt_tokens: int
+    generated_tokens: int
+
+    @classmethod
+    def of(cls, request: Request) -> Remembered:
+        """Remember an ended request, which gives up what takes memory."""
+        made = cls(request, len(request.prompt), len(request.tokens))
+        request.prompt, request.tokens = [], []
+        return made
+
+    def view(self) -> dict[str, Any]:
+        """Where its time went."""
+        counts = {"prompt_tokens": self.prompt_tokens, "generated_tokens": self.generated_tokens}
+        return request_view(self.request, self.request.times.ended or 0.0) | counts
 
 
 def request_view(request: Request, now: float) -> dict[str, Any]:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     Info,
     disable_created_metrics,
     generate_latest,
@@ -21,6 +19,7 @@ from metrics.series import (
     TierInstruments,
     show,
 )
+from metrics.tally import CountFamily, TallyFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SOURCES: tuple[Source, ...] = ("nvml", "busy", "simulated")
@@ -73,16 +72,17 @@ class Instruments:
         """Everything in Prometheus' text format; `CONTENT_TYPE` goes with it."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(f"headway_{name}", words, labels, registry=self.registry)
+    def _counter(self, name: str, words: str, *labels: str) -> CountFamily:
+        return CountFamily(f"headway_{name}", words, labels, registry=self.registry)
 
     def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
         return Gauge(f"headway_{name}", words, labels, registry=self.registry)
 
-    def _histogram(self, name: str, words: str, label: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(
-            f"headway_{name}", words, (label,), registry=self.registry, buckets=buckets
-        )
+    def _histogram(
+        self, name: str, words: str, label: str | None, bounds: Sequence[float]
+    ) -> TallyFamily:
+        labels = () if label is None else (label,)
+        return TallyFamily(f"headway_{name}", words, labels, bounds=bounds, registry=self.registry)
 
     def _build_tiers(self, tiers: Sequence[str]) -> None:
         self.ended = self._counter(
@@ -197,12 +197,9 @@ class Instruments:
             "guard_refusals", "Proposals that the guard held back or changed.", "limit", "code"
         )
         self.policy_errors = self._counter("policy_errors", "Policies that raised.", "policy")
-        self.tick_s = Histogram(
-            "headway_tick_duration_seconds",
-            "Time of one tick of the control loop.",
-            registry=self.registry,
-            buckets=_TICK,
-        )
+        self.tick_s = self._histogram(
+            "tick_duration_seconds", "Time of one tick of the control loop.", None, _TICK
+        ).labels()
         for policy in policies:
             self.policy_errors.labels(policy)
             for code in decisions:

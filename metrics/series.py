@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Gauge
+
+from metrics.tally import Count, Tally
 
 Source = Literal["nvml", "busy", "simulated"]
 
@@ -16,30 +18,30 @@ Source = Literal["nvml", "busy", "simulated"]
 class TierInstruments:
     """What is counted for one tier, its label filled in. Times are seconds from arrival."""
 
-    offered: Counter
-    prompt_tokens: Counter
-    generated_tokens: Counter
+    offered: Count
+    prompt_tokens: Count
+    generated_tokens: Count
     queue_requests: Gauge
     queue_tokens: Gauge
     queue_oldest_s: Gauge
-    queue_wait_s: Histogram
-    hold_s: Histogram
-    ttft_s: Histogram
-    itl_s: Histogram
-    e2e_s: Histogram
+    queue_wait_s: Tally
+    hold_s: Tally
+    ttft_s: Tally
+    itl_s: Tally
+    e2e_s: Tally
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInstruments:
     """What is counted for one executor, its label filled in."""
 
-    step_batch_size: Histogram
-    step_duration_s: Histogram
-    step_fill: Histogram
+    step_batch_size: Tally
+    step_duration_s: Tally
+    step_fill: Tally
     kv_usage: Gauge
     kv_tokens: Gauge
     ready: Gauge
-    restarts: Counter
+    restarts: Count
     running: Mapping[str, Gauge]
     utilization: Mapping[Source, Gauge]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ _LEAST = 1e-6  # what is shorter counts as 0, in bucket 0
 _MOST = 1e6
 _SHIFT = 1 - math.ceil(math.log(_LEAST) * _PER_LOG)  # puts the least value in bucket 1
 _BITS = 32
+_NOTHING = bytes((math.ceil(math.log(_MOST) * _PER_LOG) + _SHIFT + 1) * _BITS // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +40,47 @@ class Summary:
     p99: float
 
 
-@dataclass(slots=True, eq=False)
 class Histogram:
     """Counts of values (0 to 1e6) by logarithmic bucket. Two of them add up exactly.
 
-    All counts lie side by side in one integer, 32 bits each: a window of 30 slots then merges in
-    30 additions, where dictionaries of counts took longer than the rest of a tick.
+    What is read lies side by side in one integer, 32 bits a count: a window of 30 slots merges in
+    30 additions, where dictionaries of counts took longer than the rest of a tick. What is added
+    goes to an array first, and into the integer when somebody reads: an addition to an integer of
+    some thousand bytes makes a new one.
     """
 
-    packed: int = 0
-    samples: int = 0
-    total: float = 0.0
+    __slots__ = ("_added", "_packed", "samples", "total")
+
+    def __init__(self) -> None:
+        self._packed = 0
+        self._added: array[int] | None = None
+        self.samples = 0
+        self.total = 0.0
+
+    @property
+    def packed(self) -> int:
+        """All counts, the lowest bucket in the lowest 32 bits."""
+        if self._added is not None:
+            if sys.byteorder == "big":
+                self._added.byteswap()
+            self._packed += int.from_bytes(self._added.tobytes(), "little")
+            self._added = None
+        return self._packed
 
     def add(self, value: float) -> None:
         """Count one value. Raises ValueError for what is negative, infinite or no number."""
         if not 0 <= value < _MOST:
             raise ValueError(f"a sample should be from 0 to {_MOST:g}, given {value!r}")
+        if self._added is None:
+            self._added = array("I", _NOTHING)
         bucket = math.ceil(math.log(value) * _PER_LOG) + _SHIFT if value > _LEAST else 0
-        self.packed += 1 << bucket * _BITS
+        self._added[bucket] += 1
         self.samples += 1
         self.total += value
 
     def merge(self, other: Histogram) -> None:
         """Count everything that `other` counted, too."""
-        self.packed += other.packed
+        self._packed = self.packed + other.packed
         self.samples += other.samples
         self.total += other.total
 
@@ -71,8 +91,9 @@ class Histogram:
         """
         if not self.samples:
             raise ValueError("a histogram of nothing has no quantiles")
-        buckets = -(-self.packed.bit_length() // _BITS)
-        packed = self.packed.to_bytes(buckets * _BITS // 8, "little")
+        counts = self.packed
+        buckets = -(-counts.bit_length() // _BITS)
+        packed = counts.to_bytes(buckets * _BITS // 8, "little")
         seen = list(accumulate(struct.unpack(f"<{buckets}I", packed)))
         found = []
         for fraction in fractions:
@@ -103,17 +124,22 @@ class Slots(Generic[S]):
         self._resolution_s = resolution_s
         self._kept = math.ceil(horizon_s / resolution_s) + 1
         self._slots: dict[tuple[int, int], S] = {}
+        # The slot asked for last: nearly always the one that is asked for next.
+        self._index, self._epoch = -1, -1
+        self._last: S
 
     def at(self, now: float, epoch: int) -> S:
         """The slot for this instant and epoch."""
-        key = (math.floor(now / self._resolution_s), epoch)
-        slot = self._slots.get(key)
-        if slot is None:
-            # Time does not run backwards, so the oldest slots are those that came first.
-            while self._slots and (old := next(iter(self._slots)))[0] <= key[0] - self._kept:
-                del self._slots[old]
-            slot = self._slots[key] = self._make()
-        return slot
+        index = math.floor(now / self._resolution_s)
+        if index != self._index or epoch != self._epoch:
+            slot = self._slots.get((index, epoch))
+            if slot is None:
+                # Time does not run backwards, so the oldest slots are those that came first.
+                while self._slots and (old := next(iter(self._slots)))[0] <= index - self._kept:
+                    del self._slots[old]
+                slot = self._slots[index, epoch] = self._make()
+            self._index, self._epoch, self._last = index, epoch, slot
+        return self._last
 
     def since(self, since: float, epoch: int | None) -> Iterator[S]:
         """Slots that reach beyond `since`, newest first, of this epoch or of any."""

@@ -13,7 +13,7 @@ from aiohttp import web
 from controller.config import Config
 from gateway.app import runner_of
 from gateway.assembly import Parts, assemble
-from tests.e2e.daemon import Client
+from tests.e2e.client import Client
 
 
 @asynccontextmanager

@@ -11,8 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.client import Answer, Client, conserved, until
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import STEADY, Answer, Client, Daemon, conserved, settings, until
+from tests.e2e.daemon import STEADY, Daemon, settings
 
 PROMPT_TOKENS, STEP_TOKENS = 6400, 64
 TIERS = {
@@ -148,7 +149,7 @@ class TestWhoCannotBeServed:
         prompts = "headway_prompt_tokens_total", frozenset({("tier", "free")})
         before = await client.metrics()
         expired = (await client.state())["requests"]["expired"]
-        first = asyncio.create_task(client.ask(tokens=60))
+        first = asyncio.create_task(client.ask(tokens=40))
         await running(client)
         asked = time.monotonic()
         answer = await client.ask(stream=stream, service_tier="default")

@@ -27,8 +27,9 @@ from executor.simulation import Simulation
 from policies.contract import Limits, Policy, Proposal, Signals
 from policies.registry import build
 from tests.controller.stage import PAID
+from tests.e2e.client import conserved
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import STEADY, conserved, settings
+from tests.e2e.daemon import STEADY, settings
 
 TICK_S = 0.25
 # Every row costs: more of them are no faster. A step costs: more rows in it are free.
@@ -179,7 +180,7 @@ async def test_the_daemon_moves_its_limits_and_says_what_it_saw(
     daemon = start(quick(utilization)).listening()
     async with daemon.client() as client:
         await client.ready()
-        tasks = [asyncio.create_task(client.ask(tokens=60)) for _ in range(60)]
+        tasks = [asyncio.create_task(client.ask(tokens=50)) for _ in range(40)]
         grown = await client.until(
             lambda state: state["groups"]["default"]["limits"]["max_batch_size"] >= 4, "growth"
         )
@@ -210,7 +211,7 @@ async def test_two_executors_of_a_group_share_the_load_and_the_limits(start: Sta
         await client.until(
             lambda state: all(e["state"] == "ready" for e in state["executors"].values()), "both"
         )
-        tasks = [asyncio.create_task(client.ask(tokens=60, seed=seed)) for seed in range(24)]
+        tasks = [asyncio.create_task(client.ask(tokens=50, seed=seed)) for seed in range(24)]
         state = await client.until(lambda state: state["requests"]["queued"] == 16, "full seats")
         assert {name: e["running"] for name, e in state["executors"].items()} == {
             "left": 4,
@@ -223,8 +224,8 @@ async def test_two_executors_of_a_group_share_the_load_and_the_limits(start: Sta
             name: samples["headway_step_batch_size_sum", frozenset({("executor", name)})]
             for name in ("left", "right")
         }
-        assert sum(rows.values()) == 24 * 60
-        assert abs(rows["left"] - rows["right"]) <= 2 * 60
+        assert sum(rows.values()) == 24 * 50
+        assert abs(rows["left"] - rows["right"]) <= 2 * 50
         # The loss of one leaves the daemon ready, and moves what ran there to the other.
         tasks = [asyncio.create_task(client.ask(tokens=30)) for _ in range(24)]
         state = await client.until(lambda state: state["requests"]["running"] == 8, "full seats")

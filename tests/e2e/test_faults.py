@@ -9,7 +9,8 @@ import pytest
 
 from executor.contract import Fault
 from gateway.assembly import Parts
-from tests.e2e.daemon import STEADY, Answer, Client, conserved, settings, until
+from tests.e2e.client import Answer, Client, conserved, until
+from tests.e2e.daemon import STEADY, settings
 from tests.e2e.inside import inside
 
 CONFIG = settings(executors=[STEADY | {"a": "5ms", "stall_after": "400ms"}])
@@ -40,7 +41,8 @@ async def test_a_failed_step_costs_nobody_a_token(kind: Any) -> None:
         assert conserved(state)
         assert state["requests"]["finished"] == 40
         assert state["executors"]["main"]["restarts"] == 0
-        attempts = [seen["attempt"] for seen in parts.dispatcher.remembered.values()]
+        seen = [parts.desk.request(name) or {} for name in parts.dispatcher.remembered]
+        attempts = [request["attempt"] for request in seen]
         assert sorted(attempts) == [1] * 24 + [2] * 16
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import POLL_S, STEADY, Answer, Client, Daemon, conserved, settings
+from tests.e2e.client import POLL_S, Answer, Client, conserved
+from tests.e2e.daemon import STEADY, Daemon, settings
 
 REQUESTS = 40
 TOKENS = 40
@@ -20,7 +21,9 @@ TOKENS = 40
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder: Path = tmp_path_factory.mktemp("daemon")
-    with Daemon(folder, settings(executors=[STEADY | {"stall_after": "500ms"}])) as started:
+    with Daemon(
+        folder, settings(executors=[STEADY | {"a": "6ms", "stall_after": "500ms"}])
+    ) as started:
         yield started.listening()
 
 
@@ -36,7 +39,7 @@ class Load:
 
     def __init__(self, client: Client) -> None:
         self.begun = asyncio.Event()
-        self._streams_begun = 0
+        self._pieces = 0
         self.answers = [
             asyncio.create_task(
                 client.ask(tokens=TOKENS, seed=index, stream=index % 2 == 0, on_text=self._on_text)
@@ -45,8 +48,8 @@ class Load:
         ]
 
     def _on_text(self, text: str) -> None:
-        self._streams_begun += 1
-        if self._streams_begun >= REQUESTS:
+        self._pieces += 1
+        if self._pieces >= REQUESTS:
             self.begun.set()
 
     async def all(self) -> list[Answer]:

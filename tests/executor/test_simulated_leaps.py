@@ -137,7 +137,9 @@ def test_leaps_end_every_row_where_single_steps_do(
             for tokens in report.tokens:
                 assert tokens.index == made[tokens.request_id]
                 made[tokens.request_id] += len(tokens.ids)
-            for done in (*report.finished, *report.returned):
-                ended[done.request_id] = (round(now, 6), made[done.request_id], done.reason)
+            over = [(done.request_id, str(done.reason)) for done in report.finished]
+            over += [(back.request_id, str(back.reason)) for back in report.returned]
+            for name, reason in over:
+                ended[name] = (round(now, 6), made[name], reason)
         ends.append(ended)
     assert ends[0] == ends[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,19 +107,36 @@ class Rig:
         """The line to the executor `main`."""
         return self.wires["main"]
 
-    def ready(self, executor: str = "main", capacity: Capacity = CAPACITY) -> None:
+    async def turn(self) -> None:
+        """Let the loop do what was left for its next turn."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def ready(self, executor: str = "main", capacity: Capacity = CAPACITY) -> None:
         """A new incarnation of an executor is ready."""
         self.incarnations[executor] += 1
         ready = Ready(capacity=capacity, text=TextModel(kind="bytes"))
         self.dispatcher.on_ready(executor, self.incarnations[executor], ready)
+        await self.turn()
 
-    def lose(self, executor: str = "main", *, restart_in_s: float | None = 0.5) -> None:
+    async def lose(self, executor: str = "main", *, restart_in_s: float | None = 0.5) -> None:
         """Its process is gone."""
         incarnation = self.incarnations[executor]
         self.dispatcher.on_lost(executor, incarnation, "killed: by a test", restart_in_s)
+        await self.turn()
 
-    def offer(self, name: str, sink: Sink, *, tier: str = "paid", **more: Any) -> Request:
+    async def offer(self, name: str, sink: Sink, *, tier: str = "paid", **more: Any) -> None:
         """A request arrives."""
+        self.offer_now(name, sink, tier=tier, **more)
+        await self.turn()
+
+    async def cancel(self, name: str, outcome: Outcome, reason: str) -> None:
+        """A request is ended from outside."""
+        self.desk.cancel(name, outcome, reason)
+        await self.turn()
+
+    def offer_now(self, name: str, sink: Sink, *, tier: str = "paid", **more: Any) -> None:
+        """A request arrives while something else goes on."""
         permit = self.desk.reserve(tier, requests=1, tokens=20, size=10)
         fields: dict[str, Any] = {"prompt": [1, 2, 3], "max_new_tokens": 10} | more
         request = Request(
@@ -132,9 +150,8 @@ class Rig:
         )
         self.desk.offer(request, permit, sink)
         self.desk.give_back(permit)
-        return request
 
-    def report(
+    async def report(
         self,
         tokens: Mapping[str, Sequence[int]] | None = None,
         *,
@@ -159,6 +176,7 @@ class Rig:
             released=list(released),
         )
         self.dispatcher.on_report(executor, self.incarnations[executor], report)
+        await self.turn()
 
     def outcomes(self) -> dict[str, int]:
         """How many requests ended, by outcome."""

@@ -12,7 +12,9 @@ from controller.config import Config
 from controller.config_executors import ContinuousExecutor
 from controller.config_keys import schema
 from controller.config_reference import markdown
+from controller.errors import ConfigError
 from gateway import cli, daemon
+from gateway.assembly import assemble
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,7 +177,14 @@ def test_what_only_reads_imports_neither_server_nor_tensors(arguments: list[str]
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
-def test_simulate_hands_its_words_to_the_bench(capsys: pytest.CaptureFixture[str]) -> None:
-    result = CliRunner().invoke(app, ["simulate", "--executor", "E9"])
-    assert result.exit_code == 1
-    assert "no executor 'E9'" in result.output + capsys.readouterr().err
+def test_a_model_folder_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    missing = tmp_path / "models" / "none"
+    config = Config.model_validate({"executors": [{"kind": "continuous", "model": str(missing)}]})
+    with pytest.raises(ConfigError, match=f"executors.0.model: there is no folder {missing}"):
+        assemble(config, environ={})
+
+
+def test_simulate_hands_its_words_to_the_bench() -> None:
+    status, _, errors = run("simulate", "--executor", "E9")
+    assert status == 1
+    assert "no executor 'E9'" in errors

@@ -18,7 +18,7 @@ from tests.gateway.desk_rig import Heard, Rig
 async def rig() -> Rig:
     rig = Rig()
     rig.parts.ticker.tick()
-    rig.ready()
+    await rig.ready()
     return rig
 
 
@@ -38,11 +38,11 @@ class TestReadiness:
         pair = [{"kind": "simulated", "model": "m", "name": name} for name in ("x", "y")]
         rig = Rig(executors=pair)
         rig.parts.ticker.tick()
-        rig.ready("x")
+        await rig.ready("x")
         assert rig.desk.readiness()[0]
-        rig.lose("x")
+        await rig.lose("x")
         assert not rig.desk.readiness()[0]
-        rig.ready("y")
+        await rig.ready("y")
         assert rig.desk.readiness()[0]
 
     async def test_while_it_drains_it_is_not_ready_and_takes_nothing(self, rig: Rig) -> None:
@@ -57,9 +57,9 @@ class TestReadiness:
 class TestState:
     async def test_it_is_json_and_adds_up(self, rig: Rig) -> None:
         for name in "abcdef":
-            rig.offer(name, Heard())
-        rig.report({"a": [1], "b": [2]}, finished=["a"])
-        rig.desk.cancel("b", Outcome.CANCELLED, "disconnect")
+            await rig.offer(name, Heard())
+        await rig.report({"a": [1], "b": [2]}, finished=["a"])
+        await rig.cancel("b", Outcome.CANCELLED, "disconnect")
         state = msgspec.json.decode(msgspec.json.encode(rig.desk.state()))
         assert state["requests"] == {
             "offered": 6,
@@ -77,13 +77,13 @@ class TestState:
         assert state["executors"]["main"]["kv"] == 20 / 100_000
 
     async def test_what_a_lost_executor_held_is_not_shown_as_held(self, rig: Rig) -> None:
-        rig.offer("a", Heard())
-        rig.report({"a": [1]})
-        rig.lose()
+        await rig.offer("a", Heard())
+        await rig.report({"a": [1]})
+        await rig.lose()
         assert rig.desk.state()["executors"]["main"]["kv"] is None
         assert b'headway_kv_usage_ratio{executor="main"} NaN' in rig.desk.metrics()
         assert b"headway_kv_cache_usage_ratio NaN" in rig.desk.metrics()
-        rig.ready()
+        await rig.ready()
         assert rig.desk.state()["executors"]["main"]["kv"] is None
 
     async def test_restarts_are_counted_once_each(self, rig: Rig) -> None:
@@ -102,18 +102,18 @@ class TestState:
 class TestRequests:
     async def test_each_part_of_its_time_is_told_also_after_its_end(self, rig: Rig) -> None:
         for name in "abcd":
-            rig.offer(name, Heard())
+            await rig.offer(name, Heard())
         rig.clock.now += 1.0
-        rig.offer("e", Heard())
+        await rig.offer("e", Heard())
         rig.clock.now += 2.0
         waiting = rig.desk.request("e")
         assert waiting is not None
         assert (waiting["state"], waiting["queue_s"], waiting["prefill_s"]) == ("queued", 2.0, None)
-        rig.report({"a": [1]}, finished=["a"])
+        await rig.report({"a": [1]}, finished=["a"])
         rig.clock.now += 0.5
-        rig.report({"e": [1]})
+        await rig.report({"e": [1]})
         rig.clock.now += 0.25
-        rig.report({"e": [2]}, finished=["e"])
+        await rig.report({"e": [2]}, finished=["e"])
         seen: dict[str, Any] = rig.desk.request("e") or {}
         spent = [seen[f"{part}_s"] for part in ("queue", "hold", "prefill", "decode", "total")]
         assert spent == [2.0, 0.0, 0.5, 0.25, 2.75]

@@ -1,11 +1,9 @@
-"""The single writer: what sinks hear and in which order, when it wakes, and what it keeps."""
+"""The single writer: what sinks hear and in which order, and what it keeps."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sized
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,9 +16,9 @@ from tests.gateway.desk_rig import Heard, Rig
 
 @pytest.fixture
 async def rig() -> Rig:
-    """Ready, with four seats and no hold. The loop runs: timers are the loop's."""
+    """Ready, with four seats and no hold."""
     rig = Rig()
-    rig.ready()
+    await rig.ready()
     return rig
 
 
@@ -57,20 +55,20 @@ class Broken(Heard):
 class TestSinks:
     async def test_they_hear_tokens_in_order_and_the_end_last(self, rig: Rig) -> None:
         heard = Heard()
-        rig.offer("a", heard)
-        rig.report({"a": [5]})
-        rig.report({"a": [6, 7]})
-        rig.report({"a": [8]}, finished=["a"])
+        await rig.offer("a", heard)
+        await rig.report({"a": [5]})
+        await rig.report({"a": [6, 7]})
+        await rig.report({"a": [8]}, finished=["a"])
         assert heard.log == [[5], [6, 7], [8], (Outcome.FINISHED, "length")]
         assert rig.conserved()
 
     async def test_one_that_cancels_from_within_is_told_its_end_once(self, rig: Rig) -> None:
         heard = Stopper(rig=rig, name="a")
-        rig.offer("a", heard)
-        rig.report({"a": [5]})
+        await rig.offer("a", heard)
+        await rig.report({"a": [5]})
         assert heard.log == [[5], (Outcome.FINISHED, "stop")]
         assert rig.wire.released == [Key("a", 1)]
-        rig.report({}, released=[Key("a", 1)])
+        await rig.report({}, released=[Key("a", 1)])
         assert heard.log == [[5], (Outcome.FINISHED, "stop")]
         assert len(rig.batcher.executors["main"].seats) == 0
 
@@ -78,26 +76,26 @@ class TestSinks:
         self, rig: Rig
     ) -> None:
         stopper, other = Stopper(rig=rig, name="a"), Heard()
-        rig.offer("a", stopper)
-        rig.offer("b", other)
-        rig.report({"a": [5], "b": [6]}, finished=["b"])
+        await rig.offer("a", stopper)
+        await rig.offer("b", other)
+        await rig.report({"a": [5], "b": [6]}, finished=["b"])
         assert other.log == [[6], (Outcome.FINISHED, "length")]
         assert stopper.log == [[5], (Outcome.FINISHED, "stop")]
 
     async def test_a_cancel_of_a_sibling_from_within_is_heard_by_that_one(self, rig: Rig) -> None:
         first, second = Stopper(rig=rig, name="b"), Heard()
-        rig.offer("a", first)
-        rig.offer("b", second)
-        rig.report({"a": [5], "b": [6]})
+        await rig.offer("a", first)
+        await rig.offer("b", second)
+        await rig.report({"a": [5], "b": [6]})
         assert second.log[-1] == (Outcome.FINISHED, "stop")
         assert [entry for entry in second.log if isinstance(entry, tuple)] == second.log[-1:]
 
     async def test_one_that_raises_fails_alone(self, rig: Rig) -> None:
         broken, other = Broken(), Heard()
-        rig.offer("a", broken)
-        rig.offer("b", other)
-        rig.report({"a": [5], "b": [6]})
-        rig.report({"b": [7]}, finished=["b"])
+        await rig.offer("a", broken)
+        await rig.offer("b", other)
+        await rig.report({"a": [5], "b": [6]})
+        await rig.report({"b": [7]}, finished=["b"])
         assert broken.log == [[5], (Outcome.FAILED, "sink_failed")]
         assert other.log == [[6], [7], (Outcome.FINISHED, "length")]
         assert rig.wire.released == [Key("a", 1)]
@@ -108,17 +106,17 @@ class TestSinks:
         self, rig: Rig
     ) -> None:
         broken = Broken()
-        rig.offer("a", broken)
-        rig.report({"a": [5]}, finished=["a"])
+        await rig.offer("a", broken)
+        await rig.report({"a": [5]}, finished=["a"])
         assert broken.log == [[5], (Outcome.FAILED, "sink_failed")]
 
     async def test_one_that_raises_at_its_end_keeps_no_end_from_the_others(self, rig: Rig) -> None:
         broken, other = Broken(at_end=True), Heard()
-        rig.offer("a", broken)
-        rig.offer("b", other)
-        rig.report({"a": [5], "b": [6]}, finished=["a", "b"])
+        await rig.offer("a", broken)
+        await rig.offer("b", other)
+        await rig.report({"a": [5], "b": [6]}, finished=["a", "b"])
         assert other.log == [[6], (Outcome.FINISHED, "length")]
-        rig.offer("c", other)
+        await rig.offer("c", other)
         assert rig.wire.begun == ["a", "b", "c"]
 
     async def test_one_may_ask_for_more_from_within_its_end(self, rig: Rig) -> None:
@@ -126,103 +124,12 @@ class TestSinks:
 
         class Chain(Heard):
             def on_end(self, ended: Ended) -> None:
-                rig.offer("b", again)
+                rig.offer_now("b", again)
 
-        rig.offer("a", Chain())
-        rig.report({"a": [5]}, finished=["a"])
-        rig.report({"b": [6]}, finished=["b"])
+        await rig.offer("a", Chain())
+        await rig.report({"a": [5]}, finished=["a"])
+        await rig.report({"b": [6]}, finished=["b"])
         assert again.log == [[6], (Outcome.FINISHED, "length")]
-
-
-@dataclass
-class Timers:
-    """The loop's timers, run by hand."""
-
-    set: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-
-    def call_later(self, delay_s: float, callback: Callable[[], None], *args: Any) -> Timer:
-        entry = (delay_s, callback)
-        self.set.append(entry)
-        return Timer(self, entry)
-
-    def only(self) -> tuple[float, Callable[[], None]]:
-        (entry,) = self.set
-        return entry
-
-
-@dataclass
-class Timer:
-    timers: Timers
-    entry: tuple[float, Callable[[], None]]
-
-    def cancel(self) -> None:
-        if self.entry in self.timers.set:
-            self.timers.set.remove(self.entry)
-
-
-@pytest.fixture
-async def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
-    timers = Timers()
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", timers.call_later)
-    return timers
-
-
-class TestWaking:
-    @pytest.fixture
-    async def holding(self, timers: Timers) -> Rig:
-        rig = Rig(
-            limits={"max_batch_size": 4, "max_batch_tokens": 1024, "wait_timeout": "20ms"},
-        )
-        rig.ready()
-        return rig
-
-    async def test_a_hold_ends_at_its_instant_and_neither_before_nor_after(
-        self, holding: Rig, timers: Timers
-    ) -> None:
-        rig = holding
-        rig.offer("a", Heard())
-        assert rig.wire.begun == []
-        delay_s, wake = timers.only()
-        assert delay_s == pytest.approx(0.020, abs=1e-9)
-        # A timer of the loop may come a little early: then it waits for the rest.
-        rig.clock.now += 0.0195
-        wake()
-        assert rig.wire.begun == []
-        delay_s, wake = timers.only()
-        assert delay_s == pytest.approx(0.0005, abs=1e-9)
-        rig.clock.now = 100.020
-        wake()
-        assert rig.wire.begun == ["a"]
-
-    async def test_a_second_arrival_does_not_begin_the_hold_again(
-        self, holding: Rig, timers: Timers
-    ) -> None:
-        rig = holding
-        rig.offer("a", Heard())
-        rig.clock.now += 0.015
-        rig.offer("b", Heard())
-        delay_s, wake = timers.only()
-        assert delay_s == pytest.approx(0.005, abs=1e-9)
-        rig.clock.now = 100.020
-        wake()
-        assert rig.wire.begun == ["a", "b"]
-
-    async def test_who_waits_expires_by_the_clock_alone(self, rig: Rig, timers: Timers) -> None:
-        for name in "abcd":
-            rig.offer(name, Heard())
-        waiting = Heard()
-        rig.offer("e", waiting, start_by=101.5)
-        delay_s, wake = timers.only()
-        assert delay_s == 1.5
-        rig.clock.now = 101.5
-        wake()
-        assert waiting.log == [(Outcome.EXPIRED, "start_by")]
-        assert timers.set == []
-
-    async def test_with_nothing_to_wait_for_no_timer_is_set(self, rig: Rig, timers: Timers) -> None:
-        rig.offer("a", Heard())
-        rig.report({"a": [5]}, finished=["a"])
-        assert timers.set == []
 
 
 class TestEmpty:
@@ -233,9 +140,9 @@ class TestEmpty:
         assert not empty.is_set()
         rig.desk.give_back(permit)
         assert empty.is_set()
-        rig.offer("a", Heard())
+        await rig.offer("a", Heard())
         assert not empty.is_set()
-        rig.report({"a": [5]}, finished=["a"])
+        await rig.report({"a": [5]}, finished=["a"])
         assert empty.is_set()
 
     async def test_what_is_refused_leaves_it_empty(self, rig: Rig) -> None:
@@ -248,28 +155,28 @@ class TestEmpty:
 class TestLoss:
     async def test_what_ran_goes_on_where_it_was_in_the_next_incarnation(self, rig: Rig) -> None:
         heard = Heard()
-        rig.offer("a", heard)
-        rig.report({"a": [5, 6]})
-        rig.lose()
+        await rig.offer("a", heard)
+        await rig.report({"a": [5, 6]})
+        await rig.lose()
         assert heard.log == [[5, 6]]
-        rig.ready()
+        await rig.ready()
         submit = rig.wire.works[-1].submit[0]
         assert (submit.attempt, submit.tokens, submit.prompt_length) == (2, [1, 2, 3, 5, 6], 3)
         assert submit.max_new_tokens == 8
-        rig.report({"a": [7]}, finished=["a"])
+        await rig.report({"a": [7]}, finished=["a"])
         assert heard.log == [[5, 6], [7], (Outcome.FINISHED, "length")]
 
     async def test_with_every_executor_gone_for_good_all_fail_and_it_gives_up(self) -> None:
         pair = [{"kind": "simulated", "model": "m", "name": name} for name in ("x", "y")]
         rig = Rig(executors=pair)
-        rig.ready("x")
-        rig.ready("y")
+        await rig.ready("x")
+        await rig.ready("y")
         heard = Heard()
-        rig.offer("a", heard)
-        rig.lose("x", restart_in_s=None)
+        await rig.offer("a", heard)
+        await rig.lose("x", restart_in_s=None)
         assert not rig.dispatcher.given_up.is_set()
         assert heard.log == []
-        rig.lose("y", restart_in_s=None)
+        await rig.lose("y", restart_in_s=None)
         assert heard.log == [(Outcome.FAILED, "executor_lost")]
         assert rig.dispatcher.given_up.is_set()
         with pytest.raises(NotReady, match="does not come back"):
@@ -279,14 +186,14 @@ class TestLoss:
         tiers = {"paid": {"priority": 1, "start_within": "4s"}}
         rig = Rig(tiers=tiers)
         rig.clock.now += 3.0
-        rig.ready()
-        rig.lose(restart_in_s=0.5)
+        await rig.ready()
+        await rig.lose(restart_in_s=0.5)
         # Half a second of pause and three of loading are within the four that this tier waits.
         rig.desk.give_back(rig.desk.reserve("paid", requests=1, tokens=5, size=5))
         # The pause is no part of the load: the next estimate is not longer for it.
         rig.clock.now += 3.5
-        rig.ready()
-        rig.lose(restart_in_s=2.0)
+        await rig.ready()
+        await rig.lose(restart_in_s=2.0)
         with pytest.raises(NotReady, match="back in 5 s") as caught:
             rig.desk.reserve("paid", requests=1, tokens=5, size=5)
         assert caught.value.retry_after_s == 5.0
@@ -298,14 +205,16 @@ class TestMemory:
         for index in range(500):
             names = [f"r{index}-{part}" for part in range(4)]
             for name in names:
-                rig.offer(name, Heard(), finish_by=rig.clock.now + 5, start_by=rig.clock.now + 5)
+                await rig.offer(
+                    name, Heard(), finish_by=rig.clock.now + 5, start_by=rig.clock.now + 5
+                )
             done, gone, stopped, lost = names
             rig.clock.now += 0.01
-            rig.report({name: [5] for name in names})
-            rig.desk.cancel(gone, Outcome.CANCELLED, "disconnect")
-            rig.desk.cancel(stopped, Outcome.FINISHED, "stop")
+            await rig.report({name: [5] for name in names})
+            await rig.cancel(gone, Outcome.CANCELLED, "disconnect")
+            await rig.cancel(stopped, Outcome.FINISHED, "stop")
             keys = [Key(name, 1) for name in (gone, stopped)]
-            rig.report({done: [6], lost: [6]}, finished=[done, lost], released=keys)
+            await rig.report({done: [6], lost: [6]}, finished=[done, lost], released=keys)
         assert rig.outcomes() == {"finished": 1500, "cancelled": 500}
         assert rig.conserved()
         assert rig.batcher.book.requests == {}
@@ -316,15 +225,20 @@ class TestMemory:
             assert (held.requests, held.tokens, held.size) == (0, 0, 0)
             assert (len(queue), queue.tokens, queue.size) == (0, 0, 0)
         assert len(rig.dispatcher.remembered) == REMEMBERED
-        assert _inside(rig.dispatcher, "_sinks") == {}
-        assert _inside(_inside(rig.dispatcher, "_observer"), "_segments") == {}
-        assert len(_inside(rig.batcher.book, "_finish_by")) <= 64
-        assert len(_inside(rig.batcher.queues["paid"], "_heap")) <= 64
+        listeners = vars(rig.dispatcher)["_observer"], rig.parts.ticker
+        for part in (rig.dispatcher, rig.batcher, rig.batcher.book, *listeners, seats):
+            assert {name: n for name, n in sizes(part).items() if n > 64} in (
+                {},
+                {"remembered": REMEMBERED},
+            )
+        assert max(sizes(rig.batcher.queues["paid"]).values()) <= 64
 
 
-def _inside(part: Any, name: str) -> Any:
-    """What is kept where nothing else shows it: only a leak would."""
-    return vars(part)[name]
+def sizes(part: object) -> dict[str, int]:
+    """How much is in everything that an object keeps: what nothing else shows, only a leak does."""
+    slots = getattr(part, "__slots__", ())
+    kept = {name: getattr(part, name) for name in slots} or vars(part)
+    return {name: len(held) for name, held in kept.items() if isinstance(held, Sized)}
 
 
 def test_a_dispatcher_can_be_built_without_a_loop() -> None:

@@ -146,7 +146,9 @@ async def test_a_refused_offer_ends_the_choices_offered_before(desk: FakeDesk) -
         await connection.leave()
     assert answer.status == 400
     assert answer.json()["error"]["message"] == "no executor could ever hold it"
-    assert [end.outcome for end in desk.ends] == [Outcome.CANCELLED] * 2
+    assert [(end.outcome, end.reason) for end in desk.ends] == [
+        (Outcome.CANCELLED, "sibling_failed")
+    ] * 2
     assert desk.places == 0
 
 

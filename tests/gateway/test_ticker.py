@@ -20,7 +20,7 @@ from tests.gateway.desk_rig import CAPACITY, Heard, Rig
 @pytest.fixture
 async def rig() -> Rig:
     rig = Rig()
-    rig.ready()
+    await rig.ready()
     return rig
 
 
@@ -92,7 +92,7 @@ async def test_a_loop_that_has_not_ticked_for_two_seconds_is_not_healthy(rig: Ri
 
 async def test_new_limits_reach_the_executor_and_the_queue_within_the_tick(rig: Rig) -> None:
     for name in "abcdef":
-        rig.offer(name, Heard())
+        await rig.offer(name, Heard())
     assert rig.wire.begun == list("abcd")
     rig.desk.pin({"max_batch_size": 6, "max_batch_tokens": 512}, 60.0)
     assert rig.wire.begun == list("abcdef")
@@ -122,7 +122,7 @@ async def test_an_executor_with_work_and_no_step_is_given_up_by_the_tick(rig: Ri
     process = rig.parts.processes["main"]
     process.check_progress = lambda now, in_flight: asked.append((now, in_flight))  # type: ignore[method-assign]  # it is watched
     rig.parts.ticker.tick()
-    rig.offer("a", Heard())
+    await rig.offer("a", Heard())
     rig.clock.now += 1.0
     rig.parts.ticker.tick()
     assert asked == [(100.0, 0), (101.0, 1)]
@@ -153,9 +153,9 @@ async def test_a_device_is_read_once_a_tick_from_when_it_is_known() -> None:
     ticker = rig.parts.ticker
     ticker.tick()
     assert meters.devices == []
-    rig.ready()
-    rig.offer("a", Heard())
-    rig.report({"a": [1]})
+    await rig.ready()
+    await rig.offer("a", Heard())
+    await rig.report({"a": [1]})
     ticker.tick()
     ticker.tick()
     assert meters.devices == [CAPACITY.device]
@@ -170,11 +170,11 @@ async def test_a_device_is_read_once_a_tick_from_when_it_is_known() -> None:
 async def test_without_a_counter_the_busy_fraction_stands_in() -> None:
     rig = Rig(gpu_meter=Meters(None))
     ticker = rig.parts.ticker
-    rig.ready()
-    rig.offer("a", Heard())
+    await rig.ready()
+    await rig.offer("a", Heard())
     rig.clock.now += 1.0
     for _ in range(50):
-        rig.report({"a": []})
+        await rig.report({"a": []})
     ticker.tick()
     seen = ticker.loops["default"].decisions[-1].signals.executors[0]
     assert seen.utilization is not None
