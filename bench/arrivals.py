@@ -17,7 +17,8 @@ FaultKind = Literal["stall", "fail", "oom", "exit", "blind"]
 class Arrival:
     """A request to come: seconds from the start, tokens of prompt and of the true completion.
 
-    `asked` is the `max_tokens` that the client sets; None: just as long as the completion is.
+    `asked` is the `max_tokens` that the client sets; None: just as long as the completion is,
+    0: the client sets none, and nobody knows.
     `client` is the number of the closed-loop client that it belongs to, -1: of nobody.
     """
 

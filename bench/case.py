@@ -114,7 +114,12 @@ def play(case: Case) -> Outcome:
         started=0.0,
         stopwatch=lambda: 0.0,
     )
-    rules = Rules(config.control.interval, fifo=contender.fifo, leap=case.leap)
+    rules = Rules(
+        config.control.interval,
+        fifo=contender.fifo,
+        expected_new_tokens=config.server.expected_new_tokens,
+        leap=case.leap,
+    )
     simulator = Simulator(core, case.executors, tiers, workload, journal, rules, case.seed)
     simulator.run()
     return reckon(journal, workload, tiers, ended_s=simulator.now)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from bench.arrivals import Arrival
 from controller.ledger import ExecutorSeats
 from controller.listener import Listener
-from controller.plan import Dispatch
 from controller.request import Ended, Request
 from executor.contract import Report
 from policies.contract import Limits
@@ -63,13 +62,13 @@ class _Waiting:
 class Journal(Listener):
     """Listens to the batcher and keeps what the outcome is reckoned from.
 
-    `batches` and `batch_rows` count the dispatches and who went, `busy_s` is the time in steps.
+    `steps` and `rows` count the steps and who ran in them, `busy_s` is the time that they took.
     """
 
     fates: list[Fate] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    batches: int = 0
-    batch_rows: int = 0
+    steps: int = 0
+    rows: int = 0
     busy_s: float = 0.0
     _tiers: dict[str, str] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
@@ -110,13 +109,11 @@ class Journal(Listener):
     def dispatched(self, request: Request, now: float) -> None:
         self._leave(request, now)
 
-    def batch(self, dispatch: Dispatch, now: float) -> None:
-        self.batches += 1
-        self.batch_rows += dispatch.size
-
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         if report.sample is not None:
             self.busy_s += report.sample.duration_s
+            self.steps += report.steps
+            self.rows += report.steps * report.sample.sequences
         for tokens in report.tokens:
             # Of one that was cancelled meanwhile nothing is counted any more.
             if (tier := self._tiers.get(tokens.request_id)) is not None:

@@ -61,7 +61,8 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `fairness` is Jain's index of `goodput / offered rate` over the tiers.
+    """One run. `mean_batch` is rows in a step, `busy` the part of the time in steps, `fairness`
+    Jain's index of attainment over the tiers.
 
     `settling_s`: for each change of traffic, seconds until every 5 s window meets its targets for
     30 s, None: never before the next. `reversals_per_min` counts turns of B by over 10 %.
@@ -110,7 +111,7 @@ def reckon(
         requests_per_s=finished / window_s,
         tokens_per_s=sum(fate.tokens for fate in done) / window_s,
         busy=min(1.0, journal.busy_s / ended_s) if ended_s else 0.0,
-        mean_batch=journal.batch_rows / journal.batches if journal.batches else None,
+        mean_batch=journal.rows / journal.steps if journal.steps else None,
         fairness=_jain([t.met / t.offered for t in made.values() if t.offered]),
         reversals_per_min=_reversals(journal.moves, since) / (window_s / 60),
         settling_s=_settling(journal.fates, workload, tiers),

@@ -37,12 +37,14 @@ class Rules:
     """How a run goes. `fifo`: one queue for all tiers, in order of arrival, as a baseline.
 
     The run goes on for `drain_s` after the workload's end, so that what came late can end.
+    `expected_new_tokens` is how long a completion without `max_tokens` is thought to become.
     `leap` False takes every step by itself, which is slow and must come to the same.
     """
 
     interval_s: float = 0.25
     drain_s: float = 60.0
     fifo: bool = False
+    expected_new_tokens: int = 256
     leap: bool = True
 
 
@@ -70,6 +72,7 @@ class Simulator:
     _prompts: dict[int, list[int]] = field(default_factory=dict)
     _lengths: dict[str, int] = field(default_factory=dict)
     _clients: dict[str, int] = field(default_factory=dict)
+    _context: int = 0
     _count: int = 0
     _resting: bool = False
     _tick: float = 0.0
@@ -104,6 +107,9 @@ class Simulator:
         self.journal.close(self.core.batcher.book.requests.values(), self.now)
 
     def _start(self) -> None:
+        self._context = min(
+            min(made.max_context_tokens, made.kv_tokens) for made in self.settings.values()
+        )
         self._faults = sorted(self.workload.faults, key=lambda fault: fault.time_s)
         for number, (name, settings) in enumerate(self.settings.items()):
             seeded = msgspec.structs.replace(settings, seed=self.seed * 1000 + number)
@@ -166,7 +172,10 @@ class Simulator:
 
     def _arrive(self, arrival: Arrival) -> None:
         tier, now = self.tiers[arrival.tier], self.now
-        asked = arrival.output if arrival.asked is None else arrival.asked
+        asked = expected = arrival.output if arrival.asked is None else arrival.asked
+        if asked == 0:
+            asked = self._context - arrival.prompt
+            expected = min(asked, self.rules.expected_new_tokens)
         self._count += 1
         request = Request(
             id=f"r{self._count}",
@@ -179,9 +188,10 @@ class Simulator:
             arrived_at=arrival.time_s,
             start_by=None if tier.start_within_s is None else now + tier.start_within_s,
             finish_by=None if tier.finish_within_s is None else now + tier.finish_within_s,
+            expected_new_tokens=expected if arrival.asked == 0 else None,
         )
         self.journal.arrived(request, arrival)
-        batcher, tokens = self.core.batcher, arrival.prompt + asked
+        batcher, tokens = self.core.batcher, arrival.prompt + expected
         # A body has about four bytes a token.
         size = 4 * arrival.prompt
         try:

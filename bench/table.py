@@ -39,7 +39,7 @@ def _whole(results: Results) -> dict[str, list[str]]:
         "requests/s": _each(results, lambda o: o.requests_per_s),
         "tokens/s": _each(results, lambda o: o.tokens_per_s, "{:.0f}"),
         "busy": _each(results, lambda o: o.busy, "{:.0%}"),
-        "joined at once": _each(results, lambda o: o.mean_batch, "{:.1f}"),
+        "rows in a step": _each(results, lambda o: o.mean_batch, "{:.1f}"),
         "fairness (Jain)": _each(results, lambda o: o.fairness),
         "reversals/min": _each(results, lambda o: o.reversals_per_min, "{:.1f}"),
         "B at the end": _each(results, lambda o: o.limits[-1].max_batch_size, "{:.0f}"),

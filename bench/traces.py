@@ -27,7 +27,8 @@ class BadTrace(ValueError):
 class Line:
     """One recorded request: seconds on any clock; what was not recorded is None.
 
-    `whole` False: the completion was cut short, `output` is only how far it came.
+    `asked` is the client's `max_tokens`, 0 where it set none. `whole` False: the completion was cut
+    short, `output` is only how far it came.
     """
 
     time_s: float
@@ -54,7 +55,7 @@ def _own(row: Mapping[str, str]) -> Line:
         prompt=_number(row["prompt_tokens"]),
         output=_number(row["output_tokens"]),
         tier=row.get("tier") or None,
-        asked=_number(row.get("asked_tokens")),
+        asked=None if row.get("asked_tokens") is None else _number(row["asked_tokens"]) or 0,
         whole=(row.get("outcome") or "finished") == "finished",
     )
 
@@ -153,7 +154,7 @@ def replay(name: str, lines: Sequence[Line], scene: Scene, fitting: Fitting) -> 
         shift_s = moves.uniform(-fitting.jitter_s, fitting.jitter_s)
         time_s = max(0.0, (line.time_s - begin) * stretch + shift_s)
         tier = line.tier if line.tier is not None else who.choices(names, weights)[0]
-        asked = None if line.asked is None else max(output, line.asked)
+        asked = max(output, line.asked) if line.asked else line.asked
         made.append(Arrival(time_s, tier, prompt, output, _fit_asked(scene, prompt, asked)))
     end_s = span_s * stretch
     if fitting.limit_s is not None:
@@ -194,4 +195,4 @@ def _clip(scene: Scene, prompt: int, output: int) -> tuple[int, int]:
 def _fit_asked(scene: Scene, prompt: int, asked: int | None) -> int | None:
     settings = scene.settings
     context = min(settings.max_context_tokens, settings.kv_tokens)
-    return None if asked is None else min(asked, context - prompt)
+    return min(asked, context - prompt) if asked else asked

@@ -87,6 +87,14 @@ def test_a_completion_may_be_shorter_than_was_asked_for() -> None:
     assert (fate.tokens, fate.ended_s, fate.reason) == (3, 3.0, "stop")
 
 
+def test_a_completion_without_a_bound_is_booked_as_long_as_it_is_thought_to_become() -> None:
+    settings = SimulatedSettings(**SECONDS, kv_tokens=400)
+    come = [Arrival(0.1 * index, "paid", 1, 3, asked=0) for index in range(2)]
+    journal, _ = run(given(*come), settings=settings)
+    # Twice 257 tokens do not fit into 400: the second waits for the end of the first.
+    assert [times(fate) for fate in journal.fates] == [(1.0, 3.0, 3.0), (4.0, 6.0, 6.0)]
+
+
 def test_who_finds_the_queue_full_is_written_down() -> None:
     tier = type(PAID)("paid", 1, max_queue_requests=1)
     come = [Arrival(0.1 * index, "paid", 1, 5) for index in range(3)]

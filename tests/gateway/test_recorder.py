@@ -53,7 +53,7 @@ def test_a_replay_reads_what_was_recorded(tmp_path: Path) -> None:
     made.ended(ended(), 2.0)
     made.rejected("free", 2, "rate_limit_exceeded", 2.0)
     made.close()
-    turned_away = Line(1001.5, None, None, "free", None, False)
+    turned_away = Line(1001.5, None, None, "free", 0, False)
     assert read(path) == [Line(1000.25, 2, 3, "paid", 50, True), turned_away, turned_away]
 
 
