@@ -49,9 +49,9 @@ class Contender:
         """From `TYPE` or `TYPE:KEY=VALUE,...`: parameters of the policy, or B, T, W (seconds) as
         the limits at the start, or `queue=fifo`. Raises BadContender."""
         # `module:Class` has a colon of its own.
-        head, _, rest = text.partition(":") if "=" in text.split(":")[-1] else (text, "", "")
-        if text.count(":") > 1 and rest:
-            head, _, rest = text.rpartition(":")
+        head, _, rest = text.rpartition(":")
+        if "=" not in rest:
+            head, rest = text, ""
         words: dict[str, Any] = {}
         for pair in filter(None, rest.split(",")):
             key, equals, value = pair.partition("=")
@@ -94,6 +94,23 @@ class Case:
             "rest": msgspec.to_builtins((self.seed, self.load, self.stretch, self.fitting)),
         }
         return json.dumps(told, sort_keys=True)
+
+
+def fitted(config: Config, executors: Mapping[str, SimulatedSettings]) -> Config:
+    """The configuration with an envelope that reaches as far as the executors do, where it still
+    is the default, which is made for a small machine."""
+    if config.envelope != Config().envelope:
+        return config
+    seqs = min(settings.max_seqs for settings in executors.values())
+    tokens = min(settings.max_step_tokens for settings in executors.values())
+    low = config.envelope
+    wider = low.model_copy(
+        update={
+            "max_batch_size": (1, seqs),
+            "max_batch_tokens": (min(64, tokens), tokens),
+        }
+    )
+    return config.model_copy(update={"envelope": wider})
 
 
 def play(case: Case) -> Outcome:

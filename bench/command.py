@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from bench.campaign import Cache, cores, default_cache, run_all
-from bench.case import BadContender, Case, Contender
+from bench.case import BadContender, Case, Contender, fitted
 from bench.outcome import Outcome
 from bench.presets import UnknownExecutor, executor_of, names
 from bench.table import as_json, plot, table
@@ -68,11 +68,11 @@ def simulate(
         executors = _executors(loaded, executor)
     except (ConfigError, BadContender, UnknownExecutor, BadTrace) as error:
         _fail(str(error))
-    fitted = _fit(loaded, executors)
+    reaching = fitted(loaded, executors)
     limit_s = None if minutes is None else minutes * 60
     cases = [
         Case(
-            config=fitted,
+            config=reaching,
             executors=executors,
             workload=workload,
             contender=contender,
@@ -85,7 +85,12 @@ def simulate(
         for seed in range(1, seeds + 1)
     ]
     kept = Cache(default_cache() if cache else None)
-    outcomes = run_all(cases, kept, jobs=jobs or cores(), progress=_Progress(begun))
+    try:
+        outcomes = run_all(cases, kept, jobs=jobs or cores(), progress=_Progress(begun))
+    except BadTrace as error:
+        _fail(f"{workload}: {error}")
+    except KeyboardInterrupt:
+        _fail("interrupted; the runs that were done are kept, and are not played again")
     results = {
         contender.label: outcomes[index * seeds : (index + 1) * seeds]
         for index, contender in enumerate(contenders)
@@ -159,23 +164,6 @@ def _executors(config: Config, name: str | None) -> dict[str, SimulatedSettings]
             "the configuration has no executor of kind simulated: name one with --executor"
         )
     return found
-
-
-def _fit(config: Config, executors: Mapping[str, SimulatedSettings]) -> Config:
-    """The configuration with an envelope that reaches as far as the executors do, where it still
-    is the default, which is made for a small machine."""
-    if config.envelope != Config().envelope:
-        return config
-    seqs = min(settings.max_seqs for settings in executors.values())
-    tokens = min(settings.max_step_tokens for settings in executors.values())
-    low = config.envelope
-    wider = low.model_copy(
-        update={
-            "max_batch_size": (1, seqs),
-            "max_batch_tokens": (min(64, tokens), tokens),
-        }
-    )
-    return config.model_copy(update={"envelope": wider})
 
 
 def _pairs(given: Sequence[str]) -> dict[str, str]:
