@@ -28,7 +28,7 @@ class PreemptingSimulation(LeapingSimulation):
         self, settings: SimulatedSettings, lengths: Mapping[str, int], *, blocks: int
     ) -> None:
         super().__init__(settings, lengths)
-        self._free = blocks
+        self.free_blocks = blocks
         self._blocks: dict[Key, int] = {}
         self.preempted = 0
 
@@ -55,7 +55,7 @@ class PreemptingSimulation(LeapingSimulation):
             if row.key in self._blocks:
                 continue
             # The whole prompt has to fit, not its first chunk only.
-            if math.ceil(row.need / BLOCK) > self._free:
+            if math.ceil(row.need / BLOCK) > self.free_blocks:
                 break
             count = min(row.need, budget)
             self._hold(row, count)
@@ -67,23 +67,23 @@ class PreemptingSimulation(LeapingSimulation):
         """Take the blocks for so many more tokens; False when there are not enough."""
         held = self._blocks.get(row.key, 0)
         more = math.ceil((row.kv + count) / BLOCK) - held
-        if more > self._free:
+        if more > self.free_blocks:
             return False
-        self._free -= more
+        self.free_blocks -= more
         self._blocks[row.key] = held + more
         return True
 
     def _drop(self, row: Row) -> None:
-        self._free += self._blocks.pop(row.key)
+        self.free_blocks += self._blocks.pop(row.key)
         self._kv_held -= row.kv
-        # What it generated is part of what it has to compute again; its next token is the next.
-        row.need += row.kv
+        # What it generated is to be computed again too, and its last token as ever.
+        row.need = row.kv + (row.need or 1)
         row.kv = 0
         self.preempted += 1
 
     def _remove(self, key: Key) -> None:
         super()._remove(key)
-        self._free += self._blocks.pop(key, 0)
+        self.free_blocks += self._blocks.pop(key, 0)
 
     def _equal_steps(self) -> int:
         return 1
