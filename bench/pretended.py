@@ -10,8 +10,7 @@ import msgspec
 from executor.contract import Report, SimulatedSettings, Work
 from executor.simulated_leaps import LeapingSimulation
 
-# Where no policy looks, running rows still show their tokens this often: tiers that wait are
-# measured against progress.
+# Running rows show their tokens at least this often: tiers that wait are measured against progress.
 TELL_S = 1.0
 
 # A model of an executor, from its settings and the lengths of completions by request.
@@ -43,7 +42,6 @@ class Pretended:
         self._lengths = lengths
         self._inbox: list[Work] = []
         self._report: Report | None = None
-        self._step_s = 0.0
         self._told_at = 0.0
 
     def take(self, work: Work) -> None:
@@ -54,12 +52,9 @@ class Pretended:
         """Whether a step could begin: none is under way, and there may be something to do."""
         return math.isinf(self.due) and (bool(self._inbox) or self.simulation.has_work())
 
-    def begin_step(self, now: float, *, until: float, tick: float, tell: bool) -> None:
+    def begin_step(self, now: float, *, until: float, end_by: float, tell: bool) -> None:
         """Read the messages and begin to step: one step, or all equal ones that begin before
-        `until` and end by `tick`, the next instant at which somebody looks.
-
-        `tell` has every token told with its step; else they are told before the tick.
-        """
+        `until` and end by `end_by`. `tell` has every token told with its step."""
         for work in self._inbox:
             self.simulation.limit(work.epoch, work.max_batch_tokens)
             self.simulation.begin(work.submit)
@@ -68,15 +63,11 @@ class Pretended:
         if not self.simulation.has_work():
             return
         if now < self.blind_until:
-            tick = min(tick, self.blind_until)
-        # Before the policy looks all tokens should be known, and a step may last longer than the
-        # one before it.
-        tell_at = now if tell else min(self._told_at + TELL_S, tick - 2 * self._step_s)
+            end_by = min(end_by, self.blind_until)
+        tell_at = now if tell else self._told_at + TELL_S
         seconds, report = self.simulation.leap(
-            begin_within_s=until - now, end_within_s=tick - now, tell_after_s=tell_at - now
+            begin_within_s=until - now, end_within_s=end_by - now, tell_after_s=tell_at - now
         )
-        if report.steps:
-            self._step_s = seconds / report.steps
         if now + seconds >= tell_at:
             self._told_at = now + seconds
         self.due, self._report = now + seconds, report

@@ -38,7 +38,7 @@ class Rules:
 
     The run goes on for `drain_s` after the workload's end, so that what came late can end.
     `expected_new_tokens` is how long a completion without `max_tokens` is thought to become.
-    `leap` False takes every step by itself, which is slow and must come to the same.
+    `leap` False takes every step by itself even where no policy looks: slow, and the same.
     """
 
     interval_s: float = 0.25
@@ -229,17 +229,17 @@ class Simulator:
             self._executors[name].take(message)
         until = min(self._wake, math.inf if comes is None else comes)
         fault_at = self._faults[0].time_s if self._faults else math.inf
-        until = min(until, fault_at) if self.rules.leap else self.now
+        # Where a policy looks every step counts by itself: in windows, samples and latencies.
+        leap = self._resting and self.rules.leap
+        until = min(until, fault_at) if leap else self.now
+        # Of a process that dies, what it told is all that is left.
+        tell = not leap or fault_at - self.now < FAULT_LOOK_S
         for executor in self._executors.values():
             if executor.idle():
                 # What another one's report sets going may concern this one.
                 others = (e.due for e in self._executors.values() if e is not executor)
                 executor.begin_step(
-                    self.now,
-                    until=min([until, *others]),
-                    tick=min(self._tick, fault_at),
-                    # Of a process that dies, what it told is all that is left.
-                    tell=fault_at - self.now < FAULT_LOOK_S or not self.rules.leap,
+                    self.now, until=min([until, *others]), end_by=fault_at, tell=tell
                 )
 
     def _prompt(self, tokens: int) -> list[int]:
