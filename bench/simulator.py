@@ -28,6 +28,8 @@ from policies.static import Static
 _SAMPLING = Sampling(ignore_eos=True)
 # So long before a fault every token is told with its step; longer than any step.
 FAULT_LOOK_S = 5.0
+# A client that is turned away comes again so much later, and its thinking time.
+RETRY_S = 1.0
 # The one queue for all tiers, of the baseline that knows none.
 ALL = "all"
 
@@ -87,15 +89,17 @@ class Simulator:
             comes = source.next_time()
             if comes is None and not self.core.batcher.book.requests:
                 break
-            self.now = self._first(math.inf if comes is None else comes)
-            if self.now > end:
+            first = self._first(math.inf if comes is None else comes)
+            if first > end or math.isinf(first):
                 self.now = end
                 break
+            self.now = first
             self._report_steps()
             self._befall()
             if comes is not None and comes <= self.now:
                 for arrival in source.take(self.now):
-                    self._arrive(arrival)
+                    if not self._arrive(arrival):
+                        source.ended(arrival.client, self.now + RETRY_S)
             if self._tick <= self.now:
                 self._control()
             plan = self.core.batcher.poll(self.now)
@@ -119,18 +123,14 @@ class Simulator:
             self.journal.limits(group, loop.limits, 0.0)
         # A static policy looks at nothing: after its first tick it need not be asked again,
         # unless the guard has something to act on.
-        self._resting = all(
-            isinstance(loop.policy.policy, Static) for loop in self.core.loops.values()
-        )
+        policies = [loop.policy.policy for loop in self.core.loops.values()]
+        self._resting = all(isinstance(policy, Static) for policy in policies)
 
     def _first(self, comes: float) -> float:
         """The instant at which something happens next."""
-        first = min(comes, self._tick, self._wake)
-        if self._faults:
-            first = min(first, self._faults[0].time_s)
-        for executor in self._executors.values():
-            first = min(first, executor.due)
-        return first
+        fault_at = self._faults[0].time_s if self._faults else math.inf
+        dues = [executor.due for executor in self._executors.values()]
+        return min(comes, self._tick, self._wake, fault_at, *dues)
 
     # --- what happens -----------------------------------------------------------------------
 
@@ -158,9 +158,8 @@ class Simulator:
                 executor.blind_until = until
             elif fault.kind == "exit":
                 executor.die(until)
-                self.core.batcher.on_lost(
-                    executor.name, executor.incarnation, self.now, back_at=until
-                )
+                name, incarnation = executor.name, executor.incarnation
+                self.core.batcher.on_lost(name, incarnation, self.now, back_at=until)
             else:
                 executor.simulation.inject(Fault(fault.kind, fault.seconds))
 
@@ -170,7 +169,8 @@ class Simulator:
             self._resting = False
             self._tick = min(self._tick, self.now + self.rules.interval_s)
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def _arrive(self, arrival: Arrival) -> bool:
+        """Let a request wait; False when it is turned away."""
         tier, now = self.tiers[arrival.tier], self.now
         asked = expected = arrival.output if arrival.asked is None else arrival.asked
         if asked == 0:
@@ -194,19 +194,18 @@ class Simulator:
         batcher, tokens = self.core.batcher, arrival.prompt + expected
         # A body has about four bytes a token.
         size = 4 * arrival.prompt
+        permit = None
         try:
             permit = batcher.reserve(request.tier, requests=1, tokens=tokens, size=size, now=now)
-        except (CapacityError, Unavailable) as error:
-            self.journal.turned_away(request, str(error.code), now)
-            return
-        try:
             batcher.offer(request, permit, now)
-        except ContextLengthExceeded as error:
-            batcher.give_back(permit)
+        except (CapacityError, Unavailable, ContextLengthExceeded) as error:
+            if permit is not None:
+                batcher.give_back(permit)
             self.journal.turned_away(request, str(error.code), now)
-            return
+            return False
         self._lengths[request.id] = arrival.output
         self._clients[request.id] = arrival.client
+        return True
 
     def _control(self) -> None:
         for group, loop in self.core.loops.items():
@@ -244,7 +243,6 @@ class Simulator:
 
     def _prompt(self, tokens: int) -> list[int]:
         """A prompt of this length: nobody reads it, so all of one length share one list."""
-        prompt = self._prompts.get(tokens)
-        if prompt is None:
-            prompt = self._prompts[tokens] = [0] * tokens
-        return prompt
+        if tokens not in self._prompts:
+            self._prompts[tokens] = [0] * tokens
+        return self._prompts[tokens]

@@ -120,6 +120,16 @@ def test_clients_come_again_when_they_are_answered_and_have_thought() -> None:
     assert [times(fate)[2] for fate in journal.fates] == [2.0, 4.0, 6.0, 8.0]
 
 
+def test_a_client_that_is_turned_away_comes_again() -> None:
+    tier = type(PAID)("paid", 1, max_queue_requests=1)
+    clients = Clients("paid", 3, 0.0, Lengths("four", 1, 0, 4, 0))
+    journal, _ = run(given(duration_s=4.5, clients=(clients,)), size=1, tiers=[tier])
+    told = [(fate.outcome, times(fate)[2]) for fate in journal.fates]
+    # Of three that come together one has a place; a second later the next has one, and the third
+    # is turned away until the first has ended.
+    assert told[:6] == [("rejected", float(s)) for s in (0, 0, 1, 2, 3)] + [("finished", 4.0)]
+
+
 def test_a_stall_lasts_as_long_as_it_is_told_to() -> None:
     journal, _ = run(given(Arrival(0.0, "paid", 1, 4), faults=(FaultAt(1.5, "stall", 5.0),)))
     assert times(journal.fates[0]) == (1.0, 9.0, 9.0)
