@@ -156,7 +156,7 @@ def compare(a: str, b: str, level: int, args: argparse.Namespace) -> dict[str, A
     itself = [
         measure(*servers["transformers"], level, args)
         / measure(*servers["transformers"], level, args)
-        for _ in range(args.rounds // 2)
+        for _ in range(args.itself)
     ]
     return {
         "concurrency": level,
@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--peer", type=Path, required=True, help="the program `transformers`")
     parser.add_argument("--rounds", type=int, default=10, help="rounds, of one A and one B")
+    parser.add_argument("--itself", type=int, default=3, help="pairs of the peer with itself")
     parser.add_argument(
         "--levels",
         type=lambda text: [int(x) for x in text.split(",")],

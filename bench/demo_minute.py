@@ -216,7 +216,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of a completion")
     parser.add_argument("--plot", type=Path, help="where to draw, needs matplotlib")
-    sys.exit(min(1, asyncio.run(run(parser.parse_args()))))
+    args = parser.parse_args()
+    try:
+        sys.exit(min(1, asyncio.run(run(args))))
+    except aiohttp.ClientConnectorError:
+        sys.exit(f"no daemon answers at {args.url}: start one with `make serve`")
 
 
 if __name__ == "__main__":

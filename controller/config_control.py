@@ -107,7 +107,7 @@ class ControlConfig(Section):
     """A window with fewer samples reaches further back."""
     max_window: Duration = 60.0
     """How far back a thin window may reach."""
-    history: Count = 1000
+    history: Annotated[Count, Field(le=100_000)] = 1000
     """Decisions that are kept for `/admin/decisions`."""
     guard: GuardConfig = GuardConfig()
     """What a proposal must pass."""

@@ -29,9 +29,9 @@ class _Executor(Section):
     """Unique name, used in metrics and logs."""
     group: Name = "default"
     """Executors of one group share one set of limits; put like with like."""
-    stall_after: Duration = 60.0
+    stall_after: Annotated[Duration, Field(gt=0)] = 60.0
     """Work in flight and no step for this long is a stall: the worker is restarted."""
-    load_timeout: Duration = 900.0
+    load_timeout: Annotated[Duration, Field(gt=0)] = 900.0
     """A worker that is not ready after this long is restarted."""
     restart: Restart = Restart()
     """Pauses between restarts of the worker."""
@@ -58,7 +58,7 @@ class ContinuousExecutor(_Executor):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights; `auto` is what the model's files say."""
     threads: CountOrZero = 0
-    """CPU threads of torch; 0 is torch's own choice. 1 is right for a small shared machine."""
+    """CPU threads of torch; 0 is every core but one, which the daemon needs."""
     max_context_tokens: CountOrZero = 0
     """Prompt plus completion of one request at most; 0 is the model's own maximum."""
     num_blocks: CountOrZero = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from controller.batcher import Batcher
 from controller.decision import Decision
 from controller.gates import Code
-from controller.guard import Guard, Judged
+from controller.guard import NAMES, Guard, Judged
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
 from controller.signals import Device, SignalSource
@@ -87,6 +87,7 @@ class ControlLoop:
         signals = self._look(now, devices)
         # Whose answer this is, also when it is the last one before the fallback.
         asked = self.policy.name
+        was_pinned = self.pin is not None
         current = self._unpinned(before, signals, now)
         proposal, error = self._ask(signals, current)
         judged = self._judge(proposal, current, signals, now)
@@ -101,7 +102,7 @@ class ControlLoop:
             before=before,
             proposed=proposal.limits,
             after=judged.limits,
-            reason=proposal.reason,
+            reason=self._reason(proposal, now, was_pinned=was_pinned),
             notes=judged.notes,
             signals=signals,
             duration_s=self._stopwatch() - begun,
@@ -157,9 +158,18 @@ class ControlLoop:
         if self.pin is None:
             return self.guard.judge(proposal.limits, current, signals, now)
         pinned = self.guard.bounded(self.pin.limits, signals, now)
-        left_s = self.pin.until - now
-        note = GuardNote("max_batch_size", Code.PINNED, f"by hand for another {left_s:.0f} s")
-        return Judged(pinned.limits, (*pinned.notes, note))
+        refused = [
+            GuardNote(name, Code.PINNED, f"the policy wants {wanted:g}")
+            for name in NAMES
+            if (wanted := getattr(proposal.limits, name)) != getattr(pinned.limits, name)
+        ]
+        return Judged(pinned.limits, (*pinned.notes, *refused))
+
+    def _reason(self, proposal: Proposal, now: float, *, was_pinned: bool) -> str:
+        """Why the limits are what they are: the policy's reason, unless somebody's hand was it."""
+        if self.pin is not None:
+            return f"held by hand for another {self.pin.until - now:.0f} s"
+        return f"no longer held by hand; {proposal.reason}" if was_pinned else proposal.reason
 
     def _apply(self, before: Limits, after: Limits, signals: Signals, now: float) -> None:
         if after == before:

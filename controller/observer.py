@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from controller.errors import Draining, NotReady
 from controller.ledger import ExecutorSeats
 from controller.listener import Listener
 from controller.records import ExecutorRecord, TierRecord
@@ -18,6 +19,8 @@ SEGMENT_TOKENS = 8
 # A warm-up step is a clean measurement of one size: it outweighs a few steps of traffic.
 WARMUP_WEIGHT = 5.0
 
+# Turned away because nobody serves: no limit of a batch would change that.
+_NOT_FOR_CAPACITY = (NotReady.code, Draining.code)
 _FOR_CAPACITY = (Outcome.EXPIRED, Outcome.REJECTED, Outcome.FAILED)
 
 
@@ -61,6 +64,8 @@ class Observer(Listener):
     def rejected(self, tier: str, requests: int, reason: str, now: float) -> None:
         record = self.tiers[tier]
         record.arrivals.add(requests, now)
+        if reason in _NOT_FOR_CAPACITY:
+            return
         for metric in record.targets:
             if metric != "itl":
                 record.metrics[metric].lost.add(requests, now)

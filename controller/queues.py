@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from controller.errors import QueueFull
+from controller.errors import InvalidRequest, QueueFull
 from controller.request import Request, State
 from controller.tiers import Tier
 
@@ -59,7 +59,8 @@ class TierQueue:
         return len(self.live)
 
     def reserve(self, requests: int, tokens: int, *, size: int) -> Permit:
-        """Take `requests` places. Raises QueueFull, saying which bound was met."""
+        """Take `requests` places. Raises QueueFull, saying which bound was met, and InvalidRequest
+        for what would not fit into an empty queue either."""
         tier, held = self.tier, self.reserved
         bounds = (
             ("requests", len(self) + held.requests, requests, tier.max_queue_requests),
@@ -67,6 +68,12 @@ class TierQueue:
             ("bytes", self.size + held.size, size, tier.max_queue_bytes),
         )
         for unit, there, more, bound in bounds:
+            if more > bound:
+                raise InvalidRequest(
+                    f"{more} {unit} are more than the queue of tier '{tier.name}' ever takes: "
+                    f"{bound}",
+                    code="request_too_large",
+                )
             if there + more > bound:
                 raise QueueFull(
                     f"the queue of tier '{tier.name}' is full: {there} {unit} of {bound} waiting, "

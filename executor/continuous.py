@@ -66,8 +66,8 @@ class ContinuousEngine:
         """Load the weights and warm up. Raises ValueError where the settings can never work."""
         settings = self._settings
         _check_transformers(transformers.__version__)
-        if settings.threads > 0:
-            torch.set_num_threads(settings.threads)
+        # The daemon needs a core of its own: with torch on all there are, steps crawl.
+        torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
         if settings.model == DEMO_MODEL:
             settings = msgspec.structs.replace(settings, model=str(_demo(progress)))
         progress("loading weights", None)

@@ -277,7 +277,7 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A causal language model in a folder, run by transformers' continuous batching.
 
-    `threads` 0 leaves torch's own choice; `num_blocks` 0 sizes the KV cache from free memory, in
+    `threads` 0 is every core but one; `num_blocks` 0 sizes the KV cache from free memory, in
     blocks of `block_size` tokens. `max_context_tokens` 0 is the model's own maximum.
     """
 

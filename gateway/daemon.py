@@ -194,7 +194,10 @@ async def _close(runner: web.AppRunner, flush_s: float) -> None:
 
 def _welcome(address: str, config: Config) -> str:
     key = " -H 'authorization: Bearer KEY'" if config.auth.keys else ""
-    question = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    question = (
+        '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
+        '"temperature": 0, "max_tokens": 64}'
+    )
     tiers = ", ".join(
         f"{name} ({tier.service_tier or name})" for name, tier in config.tiers.items()
     )

@@ -83,7 +83,8 @@ class Ticker:
     def _note(self, decision: Decision) -> None:
         self._meter.decided(decision)
         told = self._errors.get(decision.group, "")
-        if decision.error and decision.error != told:
+        # The failure that brings the fallback is told, also where it is the same once more.
+        if decision.error and (decision.error != told or "takes over" in decision.reason):
             self._log.error("policy failed", group=decision.group, reason=decision.reason)
         elif decision.moved:
             self._log.info(

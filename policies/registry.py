@@ -68,7 +68,15 @@ def problems(name: str, parameters: Mapping[str, Any]) -> list[tuple[str | None,
         policy = load(name)
     except PolicyError as error:
         return [(None, str(error))]
-    return check(policy.Parameters, parameters)
+    wrong = check(policy.Parameters, parameters)
+    if not wrong:
+        try:
+            policy(policy.Parameters(**parameters))
+        # Whatever a foreign class raises while it is built is a fault of that class.
+        except Exception as error:
+            called = f"{policy.__name__}({policy.__name__}.Parameters(...))"
+            return [(None, f"{called} raises {type(error).__name__}: {error}")]
+    return wrong
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Policy:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.errors import QueueFull
+from controller.errors import InvalidRequest, QueueFull
 from controller.queues import Permit, TierQueue
 from controller.request import Request
 from controller.tiers import Targets, Tier
@@ -62,6 +62,12 @@ def test_a_full_queue_says_which_bound_was_met(bound: dict[str, int], message: s
     wait(line, request("a", 1.0), request("b", 1.0))
     with pytest.raises(QueueFull, match=message):
         line.reserve(1, 20, size=10)
+
+
+def test_what_an_empty_queue_would_not_take_is_no_matter_of_time() -> None:
+    line = queue(max_queue_tokens=45)
+    with pytest.raises(InvalidRequest, match="46 tokens are more than the queue of tier 'paid'"):
+        line.reserve(1, 46, size=10)
 
 
 def test_a_reserved_place_counts_until_it_is_given_back_or_used() -> None:

@@ -168,4 +168,6 @@ async def test_decisions_come_newest_first_and_are_json(rig: Rig) -> None:
     assert [decision["number"] for decision in told] == [2, 1]
     assert [decision["moved"] for decision in told] == [True, False]
     assert told[0]["guard"][-1]["code"] == "pinned"
-    assert told[0]["text"] == ("B 4 -> 2: as configured (B pinned: by hand for another 60 s)")
+    assert told[0]["text"] == (
+        "B 4 -> 2: held by hand for another 60 s (B pinned: the policy wants 4)"
+    )
