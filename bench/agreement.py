@@ -168,7 +168,8 @@ async def _ask(session: aiohttp.ClientSession, model: str, arrival: Arrival, at:
     async with session.post("/v1/completions", json=body) as response:
         response.raise_for_status()
         found = _ID.search(await response.read())
-        assert found is not None
+        if found is None:
+            raise RuntimeError("a stream ended well without a single event")
         return found[1].decode()
 
 
