@@ -118,11 +118,6 @@ def test_what_never_comes_to_rest_has_no_settling_time() -> None:
     assert outcome(*bad, duration_s=300.0, changes=(200.0,)).settling_s == [None]
 
 
-def test_starvation_is_measured_while_somebody_waits() -> None:
-    journal = Journal()
-    assert journal.longest_starvation_s() == {}
-
-
 def test_ratios_are_paired_by_seed_with_students_interval() -> None:
     ratio = paired([2.2, 4.4, 8.8], [2.0, 4.0, 8.0])
     assert ratio is not None

@@ -150,6 +150,12 @@ def test_what_is_done_blindly_is_not_measured() -> None:
     assert simulator.core.observer.executors["e"].last_report == 20.0
 
 
+def test_starvation_is_the_longest_wait_without_a_seat_or_a_token() -> None:
+    workload = given(Arrival(0.0, "offline", 1, 9), Arrival(0.5, "paid", 1, 2))
+    journal, _ = run(workload, size=1)
+    assert journal.longest_starvation_s() == {"offline": 0.0, "paid": 8.5}
+
+
 def test_two_executors_share_one_queue() -> None:
     come = [Arrival(0.0, "paid", 1, 2), Arrival(0.0, "paid", 1, 2)]
     journal, _ = run(given(*come), executors=("a", "b"), size=1)
