@@ -143,6 +143,17 @@ class LogConfig(Section):
     """`auto`: for people on a terminal, JSON elsewhere."""
 
 
+class RecordConfig(Section):
+    """A record of the traffic, without any content, that `headway simulate` replays."""
+
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """CSV file for arrival, tier and lengths of each request; null: nothing is recorded."""
+    max_size: Size = 64 * 2**20
+    """A file of this size is put aside as PATH.1, and a new one is begun."""
+    keep: Count = 4
+    """How many files that were put aside are kept."""
+
+
 class Config(Section):
     """Everything. Durations are floats of seconds and sizes are bytes once it is read."""
 
@@ -162,6 +173,8 @@ class Config(Section):
     """What runs batches. A file that lists executors lists all of them."""
     log: LogConfig = LogConfig()
     """Structured logs."""
+    record: RecordConfig = RecordConfig()
+    """A record of the traffic for replay."""
 
     def tier_list(self) -> tuple[Tier, ...]:
         """The tiers as the core knows them, highest priority first."""

@@ -17,7 +17,8 @@ class Row:
     """One attempt at one request: `need` tokens still to prefill, `kv` tokens held.
 
     `position` is the index of the next token in the completion; it ends before index `length`,
-    and with the end-of-text token at `ends_at` if that is not None. `phrase` is what it is saying.
+    and with the end-of-text token at `ends_at` if that is not None. `phrase` is what it is saying;
+    `told` is the index of the first token that was not reported yet, where not all are at once.
     """
 
     key: Key
@@ -28,6 +29,7 @@ class Row:
     ends_at: int | None
     kv: int = 0
     phrase: bytes = b""
+    told: int = 0
 
     def draw(self, seed: int) -> tuple[int, FinishReason | None]:
         """The next token, and why it is the last one if it is."""
@@ -59,6 +61,7 @@ def row_of(settings: SimulatedSettings, submit: Submit) -> Row:
         position=position,
         length=position + submit.max_new_tokens,
         ends_at=ends_at,
+        told=position,
     )
 
 

@@ -110,8 +110,8 @@ class Simulation:
     def next_step(self) -> tuple[float, Report]:
         """Take one step: how long it lasts in seconds (a stall included), and what came of it.
 
-        Where equal decode steps are to be taken as one, this is the place: `_plan` says which
-        rows and how many tokens, `_sample` prices them, `_advance` moves each row on.
+        `_plan` says which rows and how many tokens, `_sample` prices them, `_advance` moves each
+        row on. Where equal decode steps are taken as one: `executor.simulated_leaps`.
         """
         if not self._running:
             self._running, self._waiting = self._waiting, self._running
@@ -194,12 +194,16 @@ class Simulation:
             prefill_tokens=sum(chunks),
             prefill_squares=sum(chunk * chunk for chunk in chunks),
         )
-        duration_s = step_time_s(settings, contents)
-        if settings.jitter:
-            # Log-normal with mean 1: never negative, and exactly as wide as was asked for.
-            variance = math.log1p(settings.jitter**2)
-            duration_s *= self._random.lognormvariate(-variance / 2, math.sqrt(variance))
+        duration_s = step_time_s(settings, contents) * self._noise()
         return msgspec.structs.replace(contents, duration_s=duration_s)
+
+    def _noise(self) -> float:
+        """What a step's time is multiplied by: log-normal with mean 1, never negative, and
+        exactly as wide as was asked for."""
+        if not self._settings.jitter:
+            return 1.0
+        variance = math.log1p(self._settings.jitter**2)
+        return self._random.lognormvariate(-variance / 2, math.sqrt(variance))
 
     def _advance(self, plan: Plan) -> tuple[list[Tokens], list[Finished]]:
         tokens: list[Tokens] = []

@@ -10,15 +10,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from controller.batcher import Batcher
-from controller.config import Config, KeyConfig
-from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
+from controller.config import Config, KeyConfig, RecordConfig
+from controller.core import build_core
 from controller.errors import ConfigError
-from controller.guard import Envelope, Guard
-from controller.loop import ControlLoop, Named
-from controller.observer import Observer
-from controller.records import Windows
-from controller.signals import SignalSource
 from executor.contract import DEMO_MODEL
 from executor.process import ExecutorProcess, RestartPolicy
 from gateway.app import Access, build_app
@@ -27,11 +21,10 @@ from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter, build_instruments
 from gateway.preparing import Preparer
+from gateway.recorder import Recorder
 from gateway.settings import GatewaySettings, TierPlan
 from gateway.ticker import Ticker
 from metrics.gpu import GpuMeter
-from policies.contract import Limits
-from policies.registry import build as build_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +36,7 @@ class Parts:
     ticker: Ticker
     desk: ServingDesk
     app: web.Application
+    recorder: Recorder | None
 
 
 def assemble(
@@ -52,18 +46,28 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
-    """Build and join everything. Raises ConfigError for secrets and models that cannot be found.
+    """Build and join everything. Raises ConfigError for secrets and models that cannot be found
+    and for a record that cannot be written.
 
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
     _check_folders(config)
     groups = {executor.name: executor.group for executor in config.executors}
     tiers = config.tier_list()
-    observer = Observer(tiers, groups, started=clock())
     meter = Meter()
-    limits = _limits(config.limits)
-    batcher = Batcher(tiers, groups, limits, listeners=(observer, meter))
+    recorder = _recorder(config.record)
     control = config.control
+    core = build_core(
+        tiers,
+        groups,
+        limits=config.limits,
+        envelope=config.envelope,
+        control=control,
+        listeners=(meter,) if recorder is None else (meter, recorder),
+        started=clock(),
+        stopwatch=time.perf_counter,
+    )
+    batcher, observer = core.batcher, core.observer
     meter.instruments = build_instruments(
         batcher, version=_version(), policies=(control.policy.type, control.fallback)
     )
@@ -74,12 +78,8 @@ def assemble(
     dispatcher = Dispatcher(batcher, observer, clock=clock, learn=preparer.learn)
     processes = _processes(config, dispatcher, meter)
     dispatcher.executors.update(processes)
-    loops = {
-        group: _loop(control, config.envelope, batcher, observer=observer, group=group)
-        for group in sorted(set(groups.values()))
-    }
     ticker = Ticker(
-        loops,
+        core.loops,
         dispatcher,
         processes,
         meter=meter,
@@ -96,7 +96,13 @@ def assemble(
         environ=environ,
         preparer=preparer,
     )
-    return Parts(dispatcher, processes, ticker, desk, app)
+    return Parts(dispatcher, processes, ticker, desk, app, recorder)
+
+
+def _recorder(written: RecordConfig) -> Recorder | None:
+    if written.path is None:
+        return None
+    return Recorder(Path(written.path), max_bytes=written.max_size, keep=written.keep)
 
 
 def _check_folders(config: Config) -> None:
@@ -129,43 +135,6 @@ def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str
             clock=dispatcher.clock,
         )
     return made
-
-
-def _loop(
-    control: ControlConfig,
-    envelope: EnvelopeConfig,
-    batcher: Batcher,
-    *,
-    observer: Observer,
-    group: str,
-) -> ControlLoop:
-    windows = Windows(
-        fast_s=control.fast_window,
-        slow_s=control.slow_window,
-        at_most_s=control.max_window,
-        min_samples=control.min_samples,
-    )
-    policy = control.policy
-    return ControlLoop(
-        batcher,
-        observer,
-        SignalSource(batcher, observer, group, windows),
-        group=group,
-        policy=Named(policy.type, build_policy(policy.type, policy.parameters)),
-        fallback=Named(control.fallback, build_policy(control.fallback, {})),
-        guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
-        history=control.history,
-        stopwatch=time.perf_counter,
-    )
-
-
-def _limits(written: LimitsConfig) -> Limits:
-    return Limits(written.max_batch_size, written.max_batch_tokens, written.wait_timeout)
-
-
-def _envelope(written: EnvelopeConfig) -> Envelope:
-    size, tokens, wait = written.max_batch_size, written.max_batch_tokens, written.wait_timeout
-    return Envelope(Limits(size[0], tokens[0], wait[0]), Limits(size[1], tokens[1], wait[1]))
 
 
 def _gateway_settings(config: Config) -> GatewaySettings:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -24,6 +26,10 @@ app = typer.Typer(
 )
 policies = typer.Typer(help="The rules that propose limits.", no_args_is_help=True)
 app.add_typer(policies, name="policies")
+
+# Commands of the package above this one, which may import the gateway and is not imported by it:
+# their words are handed over as they are.
+COMMANDS = MappingProxyType({"simulate": "bench.command:main"})
 
 Set = Annotated[
     list[str] | None,
@@ -85,6 +91,16 @@ def schema(
         from controller.config_keys import schema as made
 
         typer.echo(json.dumps(made(), indent=2))
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+def simulate(context: typer.Context) -> None:
+    """Play traffic against policies in virtual time and compare them."""
+    module, _, name = COMMANDS["simulate"].partition(":")
+    getattr(importlib.import_module(module), name)(context.args)
 
 
 @policies.command("list")

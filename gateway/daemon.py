@@ -125,6 +125,8 @@ async def _serve(config: Config) -> str:
         await _close(runner, HURRY_S if hurry else FLUSH_S)
         await asyncio.gather(*(process.stop(grace_s) for process in parts.processes.values()))
         parts.ticker.close()
+        if parts.recorder is not None:
+            parts.recorder.close()
     structlog.get_logger("headway").info("stopped")
     return stopping.failure
 

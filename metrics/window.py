@@ -134,7 +134,8 @@ class Slots(Generic[S]):
         if index != self._index or epoch != self._epoch:
             slot = self._slots.get((index, epoch))
             if slot is None:
-                for old in [k for k in self._slots if k[0] <= index - self._kept]:
+                # Time does not run backwards, so the oldest slots are those that came first.
+                while self._slots and (old := next(iter(self._slots)))[0] <= index - self._kept:
                     del self._slots[old]
                 slot = self._slots[index, epoch] = self._make()
             self._index, self._epoch, self._last = index, epoch, slot
@@ -144,7 +145,9 @@ class Slots(Generic[S]):
         """Slots that reach beyond `since`, newest first, of this epoch or of any."""
         first = math.floor(since / self._resolution_s)
         for (index, of_epoch), slot in reversed(self._slots.items()):
-            if index >= first and epoch in (None, of_epoch):
+            if index < first:
+                return
+            if epoch is None or epoch == of_epoch:
                 yield slot
 
 

@@ -182,3 +182,9 @@ def test_a_model_folder_that_is_not_there_is_named_at_once(tmp_path: Path) -> No
     config = Config.model_validate({"executors": [{"kind": "continuous", "model": str(missing)}]})
     with pytest.raises(ConfigError, match=f"executors.0.model: there is no folder {missing}"):
         assemble(config, environ={})
+
+
+def test_simulate_hands_its_words_to_the_bench() -> None:
+    status, _, errors = run("simulate", "--executor", "E9")
+    assert status == 1
+    assert "no executor 'E9'" in errors

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bench.best_static import SEEDS, Best, best_static, limits, served_load
+from bench.case import Case
+from bench.presets import executor_of
+from controller.config import Config
+
+LIKE = Case(Config(), {"main": executor_of("E3")}, "steady", limits(1, 1, fifo=False), 0)
+
+
+def hill(size: int, tokens: int) -> float:
+    """Goodput with its top at B 42 and T 640."""
+    return 10.0 - abs(size - 42) / 10 - abs(tokens - 640) / 1000
+
+
+def test_the_best_limits_are_found_coarse_to_fine_on_seeds_of_their_own() -> None:
+    seen: list[int] = []
+
+    def run(cases: Sequence[Case]) -> list[tuple[float, float]]:
+        seen.extend(case.seed for case in cases)
+        return [(hill(c.contender.size or 0, c.contender.tokens or 0), 0.95) for c in cases]
+
+    best = best_static(LIKE, fifo=True, splits=True, run=run)
+    # 48 x 0.9 is the nearest to 42 of all that is looked at, and no T is better than 512.
+    assert best.contender.label == "static:B=43,T=512,W=0,queue=fifo"
+    assert best.goodput == pytest.approx(hill(43, 512))
+    assert set(seen) == set(SEEDS)
+
+
+def test_where_prompts_are_not_split_t_is_left_wide() -> None:
+    def run(cases: Sequence[Case]) -> list[tuple[float, float]]:
+        return [(float(case.contender.size or 0), 1.0) for case in cases]
+
+    best = best_static(LIKE, fifo=False, splits=False, run=run)
+    assert (best.contender.size, best.contender.tokens) == (320, 2048)
+
+
+def test_the_load_that_is_still_served_is_found_by_halving() -> None:
+    def search(load: float) -> Best:
+        return Best(limits(1, 1, fifo=False), 1.0, 1.0 if load <= 0.87 else 0.5)
+
+    assert served_load(search) == pytest.approx(0.87, abs=0.02)
+
+
+def test_t_is_never_below_b() -> None:
+    assert limits(600, 256, fifo=False).tokens == 600
