@@ -105,7 +105,7 @@ class ControlConfig(Section):
     """What requests say: time to first token and to the end, per tier."""
     min_samples: Count = 20
     """A window with fewer samples reaches further back."""
-    max_window: Duration = 60.0
+    max_window: Annotated[Duration, Field(gt=0, le=60)] = 60.0
     """How far back a thin window may reach."""
     history: Annotated[Count, Field(le=100_000)] = 1000
     """Decisions that are kept for `/admin/decisions`."""

@@ -100,7 +100,7 @@ class TierRecord:
 @dataclass(slots=True)
 class StepTotals:
     """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit,
-    `pure` those that prefilled nothing, `since` is the instant of the first one."""
+    `pure_steps` and `pure_s` those that prefilled nothing."""
 
     steps: int = 0
     step_s: float = 0.0

@@ -31,11 +31,9 @@ class State(StrEnum):
 class Timeline:
     """Instants of one request on the monotonic clock, in seconds; None has not happened.
 
-    `admissible` is when an executor could first have taken it, so that `dispatched - admissible`
-    (while it was held for company) is the deliberate hold. `dispatched` is the first dispatch.
+    `dispatched` is the first dispatch.
     """
 
-    admissible: float | None = None
     dispatched: float | None = None
     first_token: float | None = None
     last_token: float | None = None

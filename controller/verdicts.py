@@ -37,17 +37,15 @@ def verdicts(view: TierView, now: float, *, windows: Windows) -> tuple[Verdict, 
     found: dict[Metric, Verdict] = {}
     for metric, target_s in view.record.targets.items():
         span_s = windows.fast_s if metric == "itl" else windows.slow_s
-        found[metric] = _judge(
-            view, metric, target_s, now=now, span_s=span_s, at_least=windows.min_samples
-        )
+        found[metric] = _judge(view, metric, target_s, now=now, span_s=span_s, windows=windows)
     return tuple(_explain(verdict, found, view, now, windows=windows) for verdict in found.values())
 
 
 def _judge(
-    view: TierView, metric: Metric, target_s: float, *, now: float, span_s: float, at_least: int
+    view: TierView, metric: Metric, target_s: float, *, now: float, span_s: float, windows: Windows
 ) -> Verdict:
     measured = view.record.metrics[metric]
-    values, since = _values(measured, now, span_s=span_s, at_least=at_least, epoch=view.epoch)
+    values, since = _values(measured, now, span_s=span_s, windows=windows, epoch=view.epoch)
     missed = round(measured.misses.total(since, epoch=view.epoch))
     lost = 0 if metric == "itl" else round(measured.lost.total(since)) + view.late
     samples, misses = values.samples + lost, missed + lost
@@ -70,14 +68,14 @@ def _judge(
 
 
 def _values(
-    measured: Measured, now: float, *, span_s: float, at_least: int, epoch: int
+    measured: Measured, now: float, *, span_s: float, windows: Windows, epoch: int
 ) -> tuple[Histogram, float]:
     """Samples of this epoch in the window; where it is thin, twice as far back, and again."""
     while True:
         values = measured.values.since(now - span_s, epoch=epoch)
-        if values.samples >= at_least or span_s >= 60.0:
+        if values.samples >= windows.min_samples or span_s >= windows.at_most_s:
             return values, now - span_s
-        span_s = min(60.0, 2 * span_s)
+        span_s = min(windows.at_most_s, 2 * span_s)
 
 
 def _predicts_room(view: TierView, metric: Metric, target_s: float) -> bool:
