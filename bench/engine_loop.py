@@ -58,7 +58,6 @@ class Alone:
             for prompt in prompts()
         ]
         self._number = count()
-        self.step_times: list[float] = []
 
     def tokens_per_s(self, level: int) -> float:
         """All requests, `level` at once."""
