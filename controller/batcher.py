@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from controller.admission import Admission
 from controller.book import Book
 from controller.errors import CapacityError, Unavailable
+from controller.forecast import Estimate, Forecast
 from controller.forming import Former
 from controller.ledger import ExecutorSeats, Seat, SeatState
 from controller.listener import Audience, Listener
@@ -29,8 +30,9 @@ MAX_FAULTS = 3
 class Batcher:
     """Tier queues, scheduler and the ledger of what runs, behind one door.
 
-    `groups` maps each executor to its group; executors of a group share limits. Every offered
-    request ends exactly once, and `offered = sum(outcomes) + queued + running` always holds.
+    `groups` maps each executor to its group; executors of a group share limits. `estimate` answers
+    the step model of an executor as far as it is known. Every offered request ends exactly once,
+    and `offered = sum(outcomes) + queued + running` always holds.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Batcher:
         limits: Limits,
         *,
         listeners: Sequence[Listener] = (),
+        estimate: Estimate = lambda executor: None,
     ) -> None:
         self.queues = {tier.name: TierQueue(tier) for tier in tiers}
         self.executors = {
@@ -49,6 +52,7 @@ class Batcher:
         self.admission = Admission(self.queues, self.executors)
         self._audience = Audience(listeners)
         self.book = Book(self._audience)
+        self._forecast = Forecast(self.executors, estimate)
         self._former = Former(self.queues, self.scheduler, self.executors, audience=self._audience)
         self._release: dict[str, list[Key]] = {}
         # Executors that are owed a message although nothing may be for them in it: the limits.

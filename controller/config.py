@@ -10,7 +10,7 @@ from pydantic import Field, Strict
 from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
 from controller.config_executors import ContinuousExecutor, ExecutorConfig
 from controller.config_types import Count, Fraction, Name, Section, Switch
-from controller.tiers import Targets, Tier
+from controller.tiers import Late, Order, Targets, Tier
 from controller.units import Duration, Size
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -91,6 +91,12 @@ class TierConfig(Section):
     """What is promised; null promises nothing."""
     min_share: Fraction = 0.0
     """Fraction of all tokens that is guaranteed while this tier waits. They sum to 1 at most."""
+    order: Order = "edf"
+    """Who goes first within the tier: `edf` earliest deadline, `fcfs` first come, `shortest`."""
+    late: Late = "last"
+    """Who can no longer meet the targets goes `last` in the tier, or is turned away (`drop`)."""
+    sheddable: Switch = False
+    """Whether new requests are turned away by lot while a higher tier misses its targets."""
     max_seats: Count | None = None
     """Sequences of this tier at once on one executor; null: `max_batch_size` alone bounds it."""
     max_queue_requests: Count = 1000
@@ -198,6 +204,9 @@ def _tier(name: str, written: TierConfig) -> Tier:
         targets=targets,
         min_share=written.min_share,
         max_starvation_s=written.max_starvation,
+        order=written.order,
+        late=written.late,
+        sheddable=written.sheddable,
         max_queue_requests=written.max_queue_requests,
         max_queue_tokens=written.max_queue_tokens,
         max_queue_bytes=written.max_queue_size,

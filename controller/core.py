@@ -46,7 +46,9 @@ def build_core(
     tiers = tuple(tiers)
     observer = Observer(tiers, groups, started=started)
     begin = Limits(limits.max_batch_size, limits.max_batch_tokens, limits.wait_timeout)
-    batcher = Batcher(tiers, groups, begin, listeners=(observer, *listeners))
+    batcher = Batcher(
+        tiers, groups, begin, listeners=(observer, *listeners), estimate=observer.estimate
+    )
     loops = {
         group: _loop(control, envelope, batcher, observer, group=group, stopwatch=stopwatch)
         for group in sorted(set(groups.values()))

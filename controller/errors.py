@@ -118,6 +118,14 @@ class QueueFull(CapacityError):
 class Infeasible(CapacityError):
     """The request could not begin before its deadline."""
 
+    code = "infeasible"
+
+
+class Shed(CapacityError):
+    """Turned away by lot, because a higher tier misses its targets."""
+
+    code = "shed"
+
 
 class Expired(CapacityError):
     """The request waited until its deadline and was removed from the queue."""

@@ -135,4 +135,5 @@ def _dispatch(batch: _Batch, depth: int, *, waited_s: float, now: float) -> Disp
         depth=depth,
         oldest_s=max(0.0, waited_s),
         held_s=max(0.0, now - batch.hold.since) if batch.hold.held else 0.0,
+        padding=None,
     )

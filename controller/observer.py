@@ -12,6 +12,7 @@ from controller.records import ExecutorRecord, TierRecord
 from controller.request import Ended, Outcome, Request
 from controller.tiers import Tier
 from executor.contract import Report, StepSample
+from policies.contract import StepEstimate
 
 # A request's mean inter-token latency is sampled about every so many steps, so that it is known
 # while the request runs; a mean, because the target speaks of the mean of a request.
@@ -57,6 +58,10 @@ class Observer(Listener):
     def take_out_of_memory(self, executor: str) -> int | None:
         """Tokens held when the executor last ran out of memory, told once."""
         return self._out_of_memory.pop(executor, None)
+
+    def estimate(self, executor: str) -> StepEstimate | None:
+        """The step model of an executor as it lately was; see `StepModel.lately`."""
+        return self.executors[executor].model.lately()
 
     def offered(self, request: Request, now: float) -> None:
         self.tiers[request.tier].arrivals.add(1, now)

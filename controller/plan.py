@@ -16,6 +16,8 @@ class Why(StrEnum):
     FULL = "full"  # no seat was left, or as many waited as would fit
     TIMEOUT = "timeout"  # it was held for company as long as allowed
     IMMEDIATE = "immediate"  # nothing is to be held for
+    NO_GAIN = "no_gain"  # waiting longer would have cost more than company saves
+    URGENT = "urgent"  # somebody's target is about to be missed
     JOIN = "join"  # steps were running anyway: it joined them
     DRAIN = "drain"  # the daemon is on its way down
 
@@ -24,7 +26,8 @@ class Dispatch(NamedTuple):
     """Requests that went to one executor together.
 
     `depth` were waiting before, the oldest of them for `oldest_s` seconds; `held_s` is how long
-    the batch was held for company on purpose.
+    the batch was held for company on purpose. `padding` is the part (0..1) of a batch that runs to
+    completion which is wasted on members that are shorter than the longest; None elsewhere.
     """
 
     executor: str
@@ -33,6 +36,7 @@ class Dispatch(NamedTuple):
     depth: int
     oldest_s: float
     held_s: float
+    padding: float | None
 
 
 class Plan(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -48,9 +49,10 @@ class Request:
     daemon, before parsing. `start_by` and `finish_by` are monotonic deadlines: past the first a
     request expires that waits and has no token yet, past the second a running one ends too.
     `expected_new_tokens` is how long the completion is thought to become where the client set no
-    bound of its own. `place` orders those that arrived at one instant. `tokens` is the completion
-    so far and survives a preemption; `attempt` counts dispatches, `faults` those that an executor
-    gave back or lost.
+    bound of its own. `place` orders those that arrived at one instant, and `due` is the instant by
+    which it has to begin to meet its tier's targets (infinite: there is none). `tokens` is the
+    completion so far and survives a preemption; `attempt` counts dispatches, `preemptions` the
+    seats that it gave up for others, `faults` the attempts that an executor gave back or lost.
     """
 
     id: str
@@ -65,8 +67,10 @@ class Request:
     finish_by: float | None = None
     expected_new_tokens: int | None = None
     place: int = 0
+    due: float = math.inf
     tokens: list[int] = field(default_factory=list)
     attempt: int = 0
+    preemptions: int = 0
     faults: int = 0
     state: State = State.QUEUED
     executor: str | None = None

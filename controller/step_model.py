@@ -20,6 +20,8 @@ HALF_LIFE_STEPS = 2000.0
 # When residuals drift off one way, the past is wrong and is forgotten ten times faster.
 DRIFT_HALF_LIFE_STEPS = 200.0
 _DRIFT_MEMORY = 0.98
+# Solving takes a tenth of a millisecond: whoever asks at every step gets the fit of lately.
+SOLVE_STEPS = 64
 # Long before floats lose the oldest samples that still count.
 _MOST_GAIN = 1e6
 _ENOUGH = 20.0
@@ -50,6 +52,8 @@ class StepModel:
     _bias: float = 0.0
     _fit: list[float] | None = None
     _fresh: bool = False
+    _lately: StepEstimate | None = None
+    _until_solve: int = 0
 
     def learn(self, sample: StepSample, *, steps: int = 1, weight: float = 1.0) -> None:
         """Take in a step, or `steps` equal ones whose `duration_s` is that of all together.
@@ -75,6 +79,7 @@ class StepModel:
         self._rows += weight * sample.sequences
         self._rows_squared += weight * sample.sequences**2
         self._samples += steps
+        self._until_solve -= steps
         self._fresh = False
         if self._gain > _MOST_GAIN:
             self._rescale()
@@ -100,6 +105,13 @@ class StepModel:
             samples=self._samples,
             identifiable=self._identifiable(),
         )
+
+    def lately(self) -> StepEstimate | None:
+        """The model as it was within the last `SOLVE_STEPS` steps; None before there is one."""
+        if self._until_solve <= 0:
+            self._lately = self.estimate()
+            self._until_solve = SOLVE_STEPS if self._lately is not None else 0
+        return self._lately
 
     def _row(self, sample: StepSample) -> list[float]:
         above = max(0, sample.sequences - self.knee)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from policies.contract import Metric
+
+Order = Literal["edf", "fcfs", "shortest"]
+Late = Literal["last", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class Tier:
     `min_share` of all tokens is guaranteed while the tier has work waiting. A tier that waited
     `max_starvation_s` without progress gets one seat. The queue is bounded by requests, tokens
     and bytes. `max_seats` and `wait_timeout_s` None leave the common limits in force.
+    `order` is who goes first within the tier: `edf` whose target is due first, `fcfs` who came
+    first, `shortest` who wants least, older ones being thought shorter. Who can no longer meet the
+    targets goes `last`, or is turned away where `late` is `drop`. `sheddable` traffic is turned
+    away by lot while a higher tier misses its targets.
     A request expires when it has not begun `start_within_s` after its arrival, and is ended when it
     is not done within `finish_within_s`; None is never.
     """
@@ -52,6 +60,9 @@ class Tier:
     targets: Targets = field(default_factory=Targets)
     min_share: float = 0.0
     max_starvation_s: float = 30.0
+    order: Order = "edf"
+    late: Late = "last"
+    sheddable: bool = False
     max_queue_requests: int = 1000
     max_queue_tokens: int = 1_000_000
     max_queue_bytes: int = 64 * 1024 * 1024
