@@ -160,7 +160,11 @@ class Former:
             return True
         priority = self._queues[pick.request.tier].tier.priority
         wait_s = self._paces[seats.name].wait_s(
-            seats, priority, self._forecast.step_s(seats), late=pick.request.due < now
+            seats,
+            priority,
+            step_s=self._forecast.step_s(seats),
+            begun_s=self._forecast.begun_s(seats),
+            late=pick.request.due < now,
         )
         if wait_s > 0:
             formed.held_until.append(now + wait_s)

@@ -46,10 +46,16 @@ class Pace:
                 self._credit[name] = full
 
     def wait_s(
-        self, seats: ExecutorSeats, priority: int, step_s: float | None, *, late: bool
+        self,
+        seats: ExecutorSeats,
+        priority: int,
+        *,
+        step_s: float | None,
+        begun_s: float,
+        late: bool,
     ) -> float:
         """Until a prompt of this priority may be begun, 0: now. `step_s` is what a step takes
-        without a prompt.
+        without a prompt, `begun_s` what is still to come of prompts that were begun.
 
         Those who decode in lower tiers have to bear it, those of the same tier as far as their
         bucket goes. A prompt of a lower tier, or one that is `late` anyway, waits until it is full,
@@ -60,7 +66,7 @@ class Pace:
             if rank < priority or not seats.by_tier.get(name):
                 continue
             needs_s = BURST_TOKENS * itl_s if late or rank > priority else 0.0
-            lacks_s = needs_s - self._credit[name]
+            lacks_s = needs_s + begun_s - self._credit[name]
             # Where steps alone are too slow, no pause between prompts would help.
             if lacks_s > 0 and step_s is not None and step_s < itl_s:
                 wait_s = max(wait_s, lacks_s / (itl_s - step_s) * step_s)
