@@ -152,6 +152,7 @@ class Meter(Listener):
             tier.queue_oldest_s.set(0.0 if oldest is None else now - oldest.arrival)
             tier.queue_late.set(queue.late(now))
             tier.owed_tokens.set(owed[name])
+            tier.shed_ratio.set(batcher.admission.shed.get(name, 0.0))
         for seats in batcher.executors.values():
             executor = instruments.executors[seats.name]
             executor.ready.set(seats.ready)

@@ -141,6 +141,7 @@ class Completions:
             requests=asked.choices,
             tokens=prompt_tokens + new_tokens * asked.choices,
             size=asked.size,
+            start_by=asked.deadlines.start_by,
         )
 
     def _responder(

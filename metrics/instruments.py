@@ -101,6 +101,7 @@ class Instruments:
             "queue_late_requests", "Requests that wait beyond a target of theirs.", "tier"
         )
         owed = self._gauge("owed_tokens", "Tokens that the tier is owed of its share.", "tier")
+        shed = self._gauge("shed_ratio", "Part of new requests turned away by lot.", "tier")
         wait = self._histogram(
             "queue_wait_seconds", "From arrival to the first dispatch.", "tier", _FROM_1_MS
         )
@@ -126,6 +127,7 @@ class Instruments:
                 queue_oldest_s=oldest.labels(tier),
                 queue_late=late.labels(tier),
                 owed_tokens=owed.labels(tier),
+                shed_ratio=shed.labels(tier),
                 queue_wait_s=wait.labels(tier),
                 hold_s=hold.labels(tier),
                 ttft_s=ttft.labels(tier),

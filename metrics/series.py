@@ -28,6 +28,7 @@ class TierInstruments:
     queue_oldest_s: Gauge
     queue_late: Gauge
     owed_tokens: Gauge
+    shed_ratio: Gauge
     queue_wait_s: Tally
     hold_s: Tally
     ttft_s: Tally

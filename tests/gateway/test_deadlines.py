@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.errors import InvalidRequest
+from controller.errors import Infeasible, InvalidRequest
 from controller.request import Outcome
 from executor.contract import Key, TextModel
 from gateway.deadlines import Deadlines, deadlines
@@ -149,3 +149,17 @@ async def test_a_request_that_runs_longer_than_its_client_waits_gives_its_seat_b
     assert (answer.status, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert answer.headers["x-should-retry"] == "false"
     assert rig.wire.released == [Key(request.id, 1)]
+
+
+async def test_the_queue_is_told_by_when_it_has_to_begin_before_anything_is_tokenised(
+    text: TextModel,
+) -> None:
+    desk = FakeDesk(text)
+    desk.refuse = Infeasible("too much waits before it", retry_after_s=4.5)
+    async with serving(desk) as served:
+        connection = await served.ask(headers={OWN: "3"})
+        answer = await connection.answer()
+        await connection.leave()
+    assert desk.to_begin_by == [103.0]
+    assert (answer.status, answer.json()["error"]["code"]) == (429, "infeasible")
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("5", "4500")

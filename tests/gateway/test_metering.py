@@ -114,6 +114,14 @@ async def test_what_a_tier_is_owed_of_its_share_is_shown() -> None:
     assert shown(rig, "owed_tokens", 'tier="paid"') == 0.0
 
 
+async def test_which_part_of_a_tier_is_turned_away_by_lot_is_shown() -> None:
+    rig = Rig(tiers={"paid": {"priority": 1}, "free": {"priority": 0, "sheddable": True}})
+    rig.batcher.admission.press({"paid": 0.25})
+    assert shown(rig, "shed_ratio", 'tier="free"') == 0.25
+    assert shown(rig, "shed_ratio", 'tier="paid"') == 0.0
+    assert rig.desk.state()["tiers"]["free"]["shed_ratio"] == 0.25
+
+
 def test_every_way_to_lose_a_place_has_a_series_before_it_happens(meter: Meter) -> None:
     seen = figures(meter.instruments.render())
     for outcome, reason in ENDS:
