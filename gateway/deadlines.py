@@ -33,15 +33,17 @@ def deadlines(
 ) -> Deadlines:
     """The deadlines of a request of this tier. Raises InvalidRequest for a timeout that is none.
 
-    `arrival` is monotonic seconds, `headers` are looked up whatever their case.
+    `arrival` is monotonic seconds; `headers` has to be a mapping that ignores case.
     """
-    given = [_asked(headers.get(HEADER))]
+    patience_s = _asked(headers.get(HEADER))
     if not streamed:
-        given.append(_told(headers.get(READ_TIMEOUT_HEADER)))
+        patience_s = _shorter(patience_s, _told(headers.get(READ_TIMEOUT_HEADER)))
     # What has not begun when its answer is due is of no use any more.
+    start_s = _shorter(plan.start_within_s, patience_s)
+    finish_s = _shorter(plan.finish_within_s, patience_s)
     return Deadlines(
-        _earliest(arrival, [plan.start_within_s, *given]),
-        _earliest(arrival, [plan.finish_within_s, *given]),
+        None if start_s is None else arrival + start_s,
+        None if finish_s is None else arrival + finish_s,
     )
 
 
@@ -76,6 +78,8 @@ def _seconds(text: str) -> float | None:
         return None
 
 
-def _earliest(arrival: float, within_s: list[float | None]) -> float | None:
-    shortest_s = min((bound for bound in within_s if bound is not None), default=None)
-    return None if shortest_s is None else arrival + shortest_s
+def _shorter(one: float | None, other: float | None) -> float | None:
+    """The shorter of two bounds; None is no bound."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -6,7 +6,7 @@ import pytest
 
 from controller.plan import Dispatch, Why
 from controller.request import Outcome
-from executor.contract import Report, Returned
+from executor.contract import Key, Report, Returned
 from gateway.metering import ENDS, Meter, build_instruments
 from tests.gateway.desk_rig import Heard, Rig
 
@@ -86,6 +86,26 @@ async def test_a_seat_given_up_for_others_and_taken_again_is_counted_and_a_fault
     assert shown(rig, "preemptions_total", 'tier="paid"') == 1.0
     assert shown(rig, "resumes_total", 'tier="paid"') == 2.0
     assert shown(rig, "queue_wait_seconds_count", 'tier="paid"') == 1.0
+
+
+async def test_who_gave_a_seat_to_a_higher_tier_is_shown_with_its_place_and_counted() -> None:
+    rig = Rig(limits=ONE_SEAT)
+    await rig.ready()
+    await rig.offer("low", Heard(), tier="offline")
+    await rig.report({"low": [7]})
+    await rig.offer("high", Heard())
+    rig.clock.now += 0.9
+    rig.dispatcher.pump()
+    assert rig.wire.released == [Key("low", 1)]
+    await rig.report({}, released=rig.wire.released)
+    assert rig.wire.begun == ["low", "high"]
+    seen = rig.desk.request("low") or {}
+    assert (seen["state"], seen["preemptions"], seen["faults"]) == ("queued", 1, 0)
+    assert (seen["generated_tokens"], seen["due_s"]) == (1, 600.0)
+    assert shown(rig, "preemptions_total", 'tier="offline"') == 1.0
+    await rig.report({"high": [7]}, finished=["high"])
+    assert rig.wire.begun == ["low", "high", "low"]
+    assert shown(rig, "resumes_total", 'tier="offline"') == 1.0
 
 
 async def test_those_that_wait_beyond_their_target_are_shown_before_they_end() -> None:
