@@ -126,7 +126,8 @@ class Former:
         self._queues[request.tier].take(request)
         charge = self._scheduler.charge(request)
         self._scheduler.progressed(request.tier, now)
-        batch.members.append(seats.seat(request, charge))
+        priority = self._queues[request.tier].tier.priority
+        batch.members.append(seats.seat(request, charge, priority=priority))
         if request.times.dispatched is None:
             request.times.dispatched = now
             if batch.hold.held:
