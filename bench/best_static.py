@@ -19,14 +19,14 @@ from executor.contract import SimulatedSettings
 Pair = tuple[int, int]
 Run = Callable[[Sequence[Case]], Sequence[tuple[float, float]]]
 
-SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (12, 24, 48, 96, 192)
 TOKENS = (256, 512, 1024, 2048)
 # Limits are chosen on other traffic than they are reported on.
 SEEDS = (101, 102, 103)
 SERVED = 0.9
-_FINER = (0.8, 0.9, 1.1, 1.25)
+_FINER = (0.7, 1.4)
 # So many of a grid are played in full; which, is told by shorter runs on one seed.
-KEPT = 6
+KEPT = 3
 _SCREEN = 0.5
 
 
