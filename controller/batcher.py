@@ -180,8 +180,7 @@ class Batcher:
             return []
         for tell in self._audience.stepped:
             tell(seats, report, now)
-        if report.sample is not None:
-            seats.note_step(report.sample)
+        seats.note_step(report)
         streamed = []
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))

@@ -10,7 +10,6 @@ from controller.grouping import Company, padding
 from controller.hold import Hold, hold
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
-from controller.memory import peak_tokens
 from controller.plan import Dispatch, Why
 from controller.preemption import Preemptor
 from controller.queues import TierQueue
@@ -19,9 +18,6 @@ from controller.scheduler import Pick, Scheduler, Turn
 from controller.tiers import Tier
 from executor.contract import Submit
 from policies.contract import Limits
-
-# Blocks are held whole, and predictions err: of the memory, so much is planned with.
-KV_PLANNED = 0.97
 
 
 @dataclass(slots=True)
@@ -130,7 +126,8 @@ class Former:
         self._queues[request.tier].take(request)
         charge = self._scheduler.charge(request)
         self._scheduler.progressed(request.tier, now)
-        batch.members.append(seats.seat(request, charge))
+        priority = self._queues[request.tier].tier.priority
+        batch.members.append(seats.seat(request, charge, priority=priority))
         if request.times.dispatched is None:
             request.times.dispatched = now
             if batch.hold.held:
@@ -169,13 +166,7 @@ class Former:
         # What somebody will hold in the end changes little until somebody leaves.
         if seats.too_large is request:
             return False
-        to_come, has = self._forecast.to_come, len(request.prompt) + len(request.tokens)
-        holdings = [
-            (to_come(seat.request), len(seat.request.prompt) + len(seat.request.tokens))
-            for seat in seats.seats.values()
-        ]
-        holdings.append((request.work_tokens - has, has))
-        fits = peak_tokens(holdings) <= KV_PLANNED * in_all
+        fits = self._forecast.fits(seats, request, without=frozenset())
         seats.too_large = None if fits else request
         return fits
 
