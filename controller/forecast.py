@@ -48,6 +48,11 @@ class Forecast:
             return None
         return model.predict(len(seats.seats) + more, seats.context_tokens + context)
 
+    def begun_s(self, seats: ExecutorSeats) -> float:
+        """What the prompts that an executor has begun still take, apart from others' decoding."""
+        model = self._estimate(seats.name)
+        return 0.0 if model is None else model.d * seats.prompt_tokens
+
     def need(self, request: Request) -> Need:
         """What a request takes from its dispatch on, beside those that run now."""
         for seats in self._executors.values():
