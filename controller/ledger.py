@@ -16,7 +16,7 @@ from policies.contract import Limits
 # answer is on its way, more would queue where nobody can overtake.
 PROMPT_STEPS = 2
 # A prompt of so many steps is long: nobody waits for the whole of it.
-LONG_STEPS = 8
+LONG_STEPS = 16
 
 
 class SeatState(StrEnum):
