@@ -31,6 +31,8 @@ PATIENCE = 0.5
 # Nobody joins who would bring a step closer than this to the target of a higher tier: else the next
 # token would send him away again.
 JOIN_BELOW = 0.95
+# Nobody looks again sooner than a timer can tell.
+LEAST_LOOK_S = 0.001
 # The step under way, and the one whose report says that the seat is free.
 HANDOVER_STEPS = 2
 
@@ -108,13 +110,13 @@ class Preemptor:
         if patient is not None and patient[0] is head and now < patient[1]:
             verdict.look_again(patient[1])
             return
-        if seats.room() and seats.takes_prompts() and not seats.trials:
+        if seats.room():
+            if seats.trials or not seats.takes_prompt(head, queue.tier.priority):
+                return
             # There are seats: what lacks is memory.
             if self._is_urgent(head, seats, self._forecast.memory_s, verdict=verdict, now=now):
                 victims = self._victims(seats, queue.tier, verdict)
                 verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
-            return
-        if seats.room():
             return
         victims = self._victims(seats, queue.tier, verdict)
         if not victims:
@@ -151,7 +153,7 @@ class Preemptor:
         last_call = request.due - HANDOVER_STEPS * step_s - wait_s / PATIENCE
         if now > last_call:
             return True
-        look_at = max(last_call, now + step_s)
+        look_at = max(last_call, now + max(step_s, LEAST_LOOK_S))
         if request is self._queues_by_name[request.tier].head():
             self._patient[request.tier, seats.name] = (request, look_at)
         verdict.look_again(look_at)
