@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from bench.arrivals import Arrival, Clients, FaultAt, Workload
 from bench.capacity import fluid_rate
+from bench.day import DAY
 from bench.lengths import CHAT, CODE, JOBS, Lengths
 from executor.contract import SimulatedSettings
 
@@ -126,15 +127,9 @@ def _bursts(cv: float) -> Callable[[Scene], Workload]:
     return make
 
 
-def _day(part: float) -> float:
-    """Of the peak, at this part of a day; the trough is a third, as in ServeGen's weeks."""
-    return 2 / 3 - math.cos(2 * math.pi * part) / 3
-
-
 def _diurnal(scene: Scene) -> Workload:
-    """A day in 48 minutes, trough to peak 1 to 3; the load is that of the peak."""
-    parts = [(1.0, _day((minute + 0.5) / 48), CHAT) for minute in range(48)]
-    return _phased("diurnal", scene, _levels(scene, parts))
+    """A day in 48 minutes, as one was measured (`bench.day`); the load is that of the peak."""
+    return _phased("diurnal", scene, _levels(scene, [(1.0, part, CHAT) for part in DAY]))
 
 
 def _chat(scene: Scene) -> Workload:
