@@ -21,12 +21,16 @@ from transformers.generation.continuous_batching.requests import (
     RequestState,
     RequestStatus,
 )
+from transformers.generation.continuous_batching.scheduler import (
+    SCHEDULER_MAPPING,
+    FIFOScheduler,
+)
 from transformers.generation.continuous_batching.utils import (
     find_head_dim,
     find_num_key_value_heads,
 )
 
-from executor import attention
+from executor import attention, prefill_order
 
 VERSION = "5.24"
 
@@ -52,6 +56,53 @@ class _NoRouter:
 
     def deliver_batch(self, outputs: list[Any]) -> None:
         pass
+
+
+_Scheduled = tuple[list[FutureRequestState], bool, bool, int, int]
+_SHARED_PREFILL = "headway_shared_prefill"
+
+
+class _SharedPrefillScheduler(FIFOScheduler):
+    """Decodes first, as in transformers; then prompts, as `executor.prefill_order` says."""
+
+    def _process_candidates(
+        self,
+        candidates: list[RequestState],
+        token_budget: int,
+        cache_budget: int,
+        request_ids_to_remove_from_waiting: set[str],
+    ) -> _Scheduled:
+        """In two rounds: within one, everybody takes all that is left when its turn comes.
+
+        The oldest prompt is in the first, so that it is the last to find no memory.
+        """
+        decodes = [state for state in candidates if state.status == RequestStatus.DECODING]
+        prompts = [state for state in candidates if state.status != RequestStatus.DECODING]
+        prompts.sort(key=lambda state: float(state.created_time))
+        room = token_budget - len(decodes)
+        passed = request_ids_to_remove_from_waiting
+        process = super()._process_candidates
+        if len(prompts) < 2 or room < 1:
+            return process(decodes + prompts, token_budget, cache_budget, passed)
+        kept, others = prefill_order.order(
+            [len(state.remaining_prefill_tokens) for state in prompts], room
+        )
+        first = process([*decodes, prompts[0]], len(decodes) + kept, cache_budget, passed)
+        scheduled, failed, is_fast, tokens, read = first
+        if tokens == token_budget:
+            return first
+        starved = self.starved_requests
+        then = process(
+            [prompts[i] for i in others], token_budget - tokens, cache_budget - read, passed
+        )
+        self.starved_requests = starved + self.starved_requests
+        return (
+            scheduled + then[0],
+            failed or then[1],
+            is_fast and then[2],
+            tokens + then[3],
+            read + then[4],
+        )
 
 
 class PagedBatch:
@@ -81,6 +132,7 @@ class PagedBatch:
             max_batch_tokens=max_step_tokens,
             max_requests_per_batch=max_seqs,
             max_blocks_per_request=0,
+            scheduler_type=_SHARED_PREFILL,
             allow_block_sharing=prefix_sharing,
             use_async_batching=False,
             use_cuda_graph=False,
@@ -90,6 +142,7 @@ class PagedBatch:
         )
         greedy: Any = GenerationConfig  # its constructor is not typed
         manager = ContinuousBatchingManager(model, greedy(do_sample=False), config)
+        SCHEDULER_MAPPING[_SHARED_PREFILL] = _SharedPrefillScheduler
         if self._is_ours:
             attention.register()
             model.set_attn_implementation(attention.NAME)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.contract import FinishReason, Key, Sampling, SimulatedSettings, Submit
+from executor.prefill_order import shares
 from executor.simulated_text import END_OF_TEXT, PHRASE_BYTES, phrase_at
 
 
@@ -87,23 +88,21 @@ def refusal(settings: SimulatedSettings, submit: Submit) -> str | None:
 def plan_chunked(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, list[Key]]:
     """Rows that decode first, then prompts as far as `budget` tokens and `free` KV reach.
 
-    Answers the plan and who stands still for want of KV.
+    Which prompts: see `executor.prefill_order`. Answers the plan and who stands still for want of
+    KV.
     """
     plan, stalled = _plan_decodes(rows, budget, free=free)
     budget -= len(plan)
     free -= len(plan)
-    for row in rows:
-        if budget == 0:
-            break
-        if row.need == 0:
-            continue
-        count = min(row.need, budget, free)
-        if count == 0:
+    prompts = [row for row in rows if row.need]
+    if not prompts or budget <= 0:
+        return plan, stalled
+    parts = shares([row.need for row in prompts], min(budget, free))
+    for row, count in zip(prompts, parts, strict=True):
+        if count:
+            plan.append((row, count))
+        elif free < budget:
             stalled.append(row.key)
-            continue
-        plan.append((row, count))
-        budget -= count
-        free -= count
     return plan, stalled
 
 
