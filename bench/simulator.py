@@ -180,7 +180,8 @@ class Simulator:
         request = Request(
             id=f"r{self._count}",
             tier=ALL if self.rules.fifo else tier.name,
-            client=f"c{arrival.client}",
+            # One queue for everybody knows neither tiers nor keys.
+            client=ALL if self.rules.fifo else f"{tier.name}/{arrival.key}",
             prompt=self._prompt(arrival.prompt),
             max_new_tokens=asked,
             sampling=_SAMPLING,
