@@ -116,10 +116,10 @@ class Journal(Listener):
             self.busy_s += report.sample.duration_s
             self.steps += report.steps
             self.rows += report.steps * report.sample.sequences
-        for tokens in report.tokens:
-            # Of one that was cancelled meanwhile nothing is counted any more.
-            if (arrival := self._arrivals.get(tokens.request_id)) is not None:
-                self._waiting[arrival.tier].progress(now)
+        told = (self._arrivals.get(tokens.request_id) for tokens in report.tokens)
+        # Of one that was cancelled meanwhile nothing is counted any more.
+        for tier in {arrival.tier for arrival in told if arrival is not None}:
+            self._waiting[tier].progress(now)
 
     def ended(self, ended: Ended, now: float) -> None:
         request = ended.request
