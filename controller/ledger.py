@@ -126,7 +126,7 @@ class ExecutorSeats:
         """Whether a tier with a cap of `seats` (None: no cap) may take one more."""
         return seats is None or self.by_tier.get(tier, 0) < seats
 
-    def seat(self, request: Request, charge: Charge) -> Submit:
+    def seat(self, request: Request, charge: Charge, *, priority: int) -> Submit:
         """Give a request a seat; answers the message that tells the executor."""
         request.attempt += 1
         request.state = State.RUNNING
@@ -148,6 +148,7 @@ class ExecutorSeats:
             len(request.prompt),
             request.remaining_tokens,
             request.sampling,
+            priority,
         )
 
     def find(self, request_id: str, attempt: int) -> Seat | None:

@@ -113,11 +113,13 @@ class TierQueue:
         share = permit.requests
         if share < 1:
             raise ValueError(f"request {request.id} was offered on a permit that is used up")
-        tokens, size = permit.tokens // share, permit.size // share
+        tokens, size, held = permit.tokens // share, permit.size // share, self.reserved
         permit.requests = share - 1
         permit.tokens -= tokens
         permit.size -= size
-        self.hold(-1, -tokens, size=-size)
+        held.requests -= 1
+        held.tokens -= tokens
+        held.size -= size
         if size:
             self._sizes[request.id] = size
             self.size += size

@@ -1,4 +1,5 @@
-"""How transformers' continuous batching is driven by hand: the one file that knows its insides.
+"""How transformers' continuous batching is driven by hand: with `executor.shared_prefill`
+the only file that knows its insides.
 
 Written against transformers 5.24; `tests/executor/test_paged.py` fails where they have moved.
 """
@@ -21,16 +22,12 @@ from transformers.generation.continuous_batching.requests import (
     RequestState,
     RequestStatus,
 )
-from transformers.generation.continuous_batching.scheduler import (
-    SCHEDULER_MAPPING,
-    FIFOScheduler,
-)
 from transformers.generation.continuous_batching.utils import (
     find_head_dim,
     find_num_key_value_heads,
 )
 
-from executor import attention, prefill_order
+from executor import attention, shared_prefill
 
 VERSION = "5.24"
 
@@ -56,53 +53,6 @@ class _NoRouter:
 
     def deliver_batch(self, outputs: list[Any]) -> None:
         pass
-
-
-_Scheduled = tuple[list[FutureRequestState], bool, bool, int, int]
-_SHARED_PREFILL = "headway_shared_prefill"
-
-
-class _SharedPrefillScheduler(FIFOScheduler):
-    """Decodes first, as in transformers; then prompts, as `executor.prefill_order` says."""
-
-    def _process_candidates(
-        self,
-        candidates: list[RequestState],
-        token_budget: int,
-        cache_budget: int,
-        request_ids_to_remove_from_waiting: set[str],
-    ) -> _Scheduled:
-        """In two rounds: within one, everybody takes all that is left when its turn comes.
-
-        The oldest prompt is in the first, so that it is the last to find no memory.
-        """
-        decodes = [state for state in candidates if state.status == RequestStatus.DECODING]
-        prompts = [state for state in candidates if state.status != RequestStatus.DECODING]
-        prompts.sort(key=lambda state: float(state.created_time))
-        room = token_budget - len(decodes)
-        passed = request_ids_to_remove_from_waiting
-        process = super()._process_candidates
-        if len(prompts) < 2 or room < 1:
-            return process(decodes + prompts, token_budget, cache_budget, passed)
-        kept, others = prefill_order.order(
-            [len(state.remaining_prefill_tokens) for state in prompts], room
-        )
-        first = process([*decodes, prompts[0]], len(decodes) + kept, cache_budget, passed)
-        scheduled, failed, is_fast, tokens, read = first
-        if tokens == token_budget:
-            return first
-        starved = self.starved_requests
-        then = process(
-            [prompts[i] for i in others], token_budget - tokens, cache_budget - read, passed
-        )
-        self.starved_requests = starved + self.starved_requests
-        return (
-            scheduled + then[0],
-            failed or then[1],
-            is_fast and then[2],
-            tokens + then[3],
-            read + then[4],
-        )
 
 
 class PagedBatch:
@@ -132,7 +82,7 @@ class PagedBatch:
             max_batch_tokens=max_step_tokens,
             max_requests_per_batch=max_seqs,
             max_blocks_per_request=0,
-            scheduler_type=_SHARED_PREFILL,
+            scheduler_type=shared_prefill.NAME,
             allow_block_sharing=prefix_sharing,
             use_async_batching=False,
             use_cuda_graph=False,
@@ -142,7 +92,7 @@ class PagedBatch:
         )
         greedy: Any = GenerationConfig  # its constructor is not typed
         manager = ContinuousBatchingManager(model, greedy(do_sample=False), config)
-        SCHEDULER_MAPPING[_SHARED_PREFILL] = _SharedPrefillScheduler
+        shared_prefill.register()
         if self._is_ours:
             attention.register()
             model.set_attn_implementation(attention.NAME)
@@ -165,20 +115,28 @@ class PagedBatch:
         self._pool_bytes = int(self._cache.num_sectors * self._cache.bytes_per_sector)
 
     def add(
-        self, name: str, tokens: list[int], *, max_new_tokens: int, stop_ids: Iterable[int]
+        self,
+        name: str,
+        tokens: list[int],
+        *,
+        max_new_tokens: int,
+        stop_ids: Iterable[int],
+        priority: int = 0,
     ) -> None:
-        """Queue a sequence; it begins at the next step that has room."""
+        """Queue a sequence; it begins at the next step that has room, higher priorities first."""
         state = RequestState(
             request_id=name,
             initial_tokens=tokens,
             max_new_tokens=max_new_tokens,
             eos_token_id=list(stop_ids),
         )
+        self._scheduler.priorities[name] = priority
         self._scheduler.add_waiting_request(state)
 
     def drop(self, names: Iterable[str]) -> None:
         """Let sequences go at once, running or waiting; unknown names are ignored."""
         for name in names:
+            self._scheduler.priorities.pop(name, None)
             self._scheduler.set_request_cancellation(name)
         self._scheduler.clear_cancelled_requests()
         # Only a sequence that finishes would lift this, and there may be none left.
@@ -201,7 +159,7 @@ class PagedBatch:
             ]
             self._forward(choose)
             processor.update_batch()
-        return [
+        moved = [
             Advance(
                 name=future.state.request_id,
                 queries=future.query_length,
@@ -212,6 +170,10 @@ class PagedBatch:
             )
             for future, past, is_decode in rows
         ]
+        for advance in moved:
+            if advance.is_finished:
+                self._scheduler.priorities.pop(advance.name, None)
+        return moved
 
     def _forward(self, choose: Choose) -> None:
         """The model, and the choice of tokens, for the batch that was prepared."""
@@ -270,6 +232,7 @@ class PagedBatch:
     def reset(self) -> None:
         """Drop every sequence and all of the cache, whatever happened before."""
         self._processor.reset()
+        self._scheduler.priorities.clear()
         # Contents of the cache are not trusted after an error: no prefix is reused either.
         self._cache.reset()
 

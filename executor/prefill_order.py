@@ -1,12 +1,14 @@
 """How the prompts in prefill share the tokens that a step has for them.
 
 Short prompts do not wait for the whole of a long one, and a long one is not put off for ever. Ours:
-shortest remaining first as far as it pays, with half of the step kept for the oldest.
+shortest remaining first as far as it pays, with half of the step kept for the oldest. All of that
+among prompts of one priority: a higher one has the step first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 
 def order(remaining: Sequence[int], budget: int) -> tuple[int, list[int]]:
@@ -45,4 +47,16 @@ def shares(remaining: Sequence[int], budget: int) -> list[int]:
             break
         given[index] = min(remaining[index], left)
         left -= given[index]
+    return given
+
+
+def shares_by_priority(
+    remaining: Sequence[int], budget: int, priorities: Sequence[int]
+) -> list[int]:
+    """As `shares`, for prompts in descending order of priority, then of arrival."""
+    if len(remaining) < 2 or priorities[0] == priorities[-1]:
+        return shares(remaining, budget)
+    given: list[int] = []
+    for _, group in groupby(range(len(remaining)), key=priorities.__getitem__):
+        given += shares([remaining[index] for index in group], budget - sum(given))
     return given

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.contract import FinishReason, Key, Sampling, SimulatedSettings, Submit
-from executor.prefill_order import shares
+from executor.prefill_order import shares_by_priority
 from executor.simulated_text import END_OF_TEXT, PHRASE_BYTES, phrase_at
 
 
@@ -28,6 +28,7 @@ class Row:
     position: int
     length: int
     ends_at: int | None
+    priority: int = 0
     kv: int = 0
     phrase: bytes = b""
     told: int = 0
@@ -62,6 +63,7 @@ def row_of(settings: SimulatedSettings, submit: Submit) -> Row:
         position=position,
         length=position + submit.max_new_tokens,
         ends_at=ends_at,
+        priority=submit.priority,
         told=position,
     )
 
@@ -94,10 +96,12 @@ def plan_chunked(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, 
     plan, stalled = _plan_decodes(rows, budget, free=free)
     budget -= len(plan)
     free -= len(plan)
-    prompts = [row for row in rows if row.need]
+    prompts = _prompts(rows)
     if not prompts or budget <= 0:
         return plan, stalled
-    parts = shares([row.need for row in prompts], min(budget, free))
+    parts = shares_by_priority(
+        [row.need for row in prompts], min(budget, free), [row.priority for row in prompts]
+    )
     for row, count in zip(prompts, parts, strict=True):
         if count:
             plan.append((row, count))
@@ -107,16 +111,14 @@ def plan_chunked(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, 
 
 
 def plan_prefill_first(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, list[Key]]:
-    """Whole prompts, oldest first, none passing another; decodes when no prompt can go.
+    """Whole prompts, by priority and age, none passing another; decodes when no prompt can go.
 
     A prompt over `budget` tokens goes alone: no wait would make it fit.
     """
     plan: Plan = []
     stalled: list[Key] = []
     left = free
-    for row in rows:
-        if row.need == 0:
-            continue
+    for row in _prompts(rows):
         if stalled or row.need > left:
             stalled.append(row.key)
             continue
@@ -129,6 +131,14 @@ def plan_prefill_first(rows: Sequence[Row], budget: int, *, free: int) -> tuple[
         return plan, stalled
     plan, without_kv = _plan_decodes(rows, budget, free=free)
     return plan, stalled + without_kv
+
+
+def _prompts(rows: Sequence[Row]) -> list[Row]:
+    """Those in prefill, highest priority first, in order of arrival."""
+    prompts = [row for row in rows if row.need]
+    if len(prompts) > 1:
+        prompts.sort(key=lambda row: -row.priority)
+    return prompts
 
 
 def _plan_decodes(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, list[Key]]:
