@@ -50,6 +50,11 @@ class Forecast:
             return None
         return model.predict(len(seats.seats) + more, seats.context_tokens + context)
 
+    def least_s(self) -> float:
+        """The shortest step there can be, 0 where nothing is known."""
+        models = [self._estimate(name) for name in self._executors]
+        return min((model.predict(1, 0) for model in models if model is not None), default=0.0)
+
     def begun_s(self, seats: ExecutorSeats) -> float:
         """What the prompts that an executor has begun still take, apart from others' decoding."""
         model = self._estimate(seats.name)

@@ -96,9 +96,11 @@ class TierQueue:
             self.hold(-permit.requests, -permit.tokens, size=-permit.size)
             permit.requests = permit.tokens = permit.size = 0
 
-    def over(self, requests: int, tokens: int, size: int) -> tuple[int, int, int]:
+    def over(
+        self, requests: int, tokens: int, size: int, *, lent: Permit | None = None
+    ) -> tuple[int, int, int]:
         """Requests, tokens and bytes by which so many more would be over the bounds, at least 0."""
-        bounds = self._bounds(requests, tokens, size, lent=None)
+        bounds = self._bounds(requests, tokens, size, lent=lent)
         by = [max(0, there + more - bound) for _, more, there, bound in bounds]
         return by[0], by[1], by[2]
 
