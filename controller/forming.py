@@ -71,6 +71,7 @@ class Former:
         self._audience = audience
         # Whether seats were left free that the next report of a step may let somebody take.
         self.is_waiting_for_a_step = False
+        self._waits: dict[str, tuple[int, float]] = {}
         self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
 
     def form(self, now: float, *, draining: bool) -> Formed:
@@ -172,7 +173,14 @@ class Former:
             late=pick.request.due < now,
         )
         if wait_s > 0:
-            formed.held_until.append(now + wait_s)
+            pace = self._paces[seats.name]
+            reports, since = self._waits.get(seats.name, (-1, now))
+            if reports != pace.reports:
+                self._waits[seats.name] = pace.reports, now
+                since = now
+            # Credit comes with steps: in the middle of one there is nothing to wake up for.
+            if since + wait_s > now:
+                formed.held_until.append(since + wait_s)
         return wait_s <= 0
 
     def _may_sit(self, seats: ExecutorSeats, pick: Pick, request: Request) -> bool:
