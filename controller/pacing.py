@@ -8,6 +8,7 @@ by the time that steps take. Ours; the idea of a bucket is Turner's (1986).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from controller.ledger import ExecutorSeats
@@ -72,5 +73,5 @@ class Pace:
             lacks_s = needs_s + begun_s - self._credit[name]
             # Where steps alone are too slow, no pause between prompts would help.
             if lacks_s > 0 and step_s is not None and step_s < itl_s:
-                wait_s = max(wait_s, lacks_s / (itl_s - step_s) * step_s)
+                wait_s = max(wait_s, math.ceil(lacks_s / (itl_s - step_s)) * step_s)
         return wait_s

@@ -31,6 +31,8 @@ PATIENCE = 0.5
 # Nobody joins who would bring a step closer than this to the target of a higher tier: else the next
 # token would send him away again.
 JOIN_BELOW = 0.95
+# Nobody looks again sooner than a timer can tell.
+LEAST_LOOK_S = 0.001
 # The step under way, and the one whose report says that the seat is free.
 HANDOVER_STEPS = 2
 
@@ -151,7 +153,7 @@ class Preemptor:
         last_call = request.due - HANDOVER_STEPS * step_s - wait_s / PATIENCE
         if now > last_call:
             return True
-        look_at = max(last_call, now + step_s)
+        look_at = max(last_call, now + max(step_s, LEAST_LOOK_S))
         if request is self._queues_by_name[request.tier].head():
             self._patient[request.tier, seats.name] = (request, look_at)
         verdict.look_again(look_at)
