@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.admission import Admission
 from controller.book import Book
+from controller.company import Companies
 from controller.errors import CapacityError, Unavailable
 from controller.forecast import Estimate, Forecast
 from controller.forming import Former
+from controller.hold import Holder, HoldRule
 from controller.ledger import ExecutorSeats, Seat, SeatState
 from controller.listener import Audience, Listener
 from controller.plan import Plan
@@ -43,6 +45,7 @@ class Batcher:
         *,
         listeners: Sequence[Listener] = (),
         estimate: Estimate = lambda executor: None,
+        hold: HoldRule = "fixed",
     ) -> None:
         self.queues = {tier.name: TierQueue(tier) for tier in tiers}
         self.executors = {
@@ -50,10 +53,17 @@ class Batcher:
         }
         self.scheduler = Scheduler(self.queues.values())
         self.admission = Admission(self.queues, self.executors)
-        self._audience = Audience(listeners)
+        companies = Companies(self.executors)
+        self._audience = Audience((*listeners, companies))
         self.book = Book(self._audience)
         self._forecast = Forecast(self.executors, estimate)
-        self._former = Former(self.queues, self.scheduler, self.executors, audience=self._audience)
+        self._former = Former(
+            self.queues,
+            self.scheduler,
+            self.executors,
+            holder=Holder(hold, self._forecast, companies),
+            audience=self._audience,
+        )
         self._release: dict[str, list[Key]] = {}
         # Executors that are owed a message although nothing may be for them in it: the limits.
         self._owed_answer: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.hold import Hold, hold
+from controller.hold import Hold, Holder
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
 from controller.plan import Dispatch, Why
@@ -44,8 +44,10 @@ class Former:
         scheduler: Scheduler,
         executors: Mapping[str, ExecutorSeats],
         *,
+        holder: Holder,
         audience: Audience,
     ) -> None:
+        self._holder = holder
         self._queues = queues
         self._scheduler = scheduler
         self._executors = executors
@@ -84,7 +86,7 @@ class Former:
             room = seats.note_room(now)
             if not room:
                 continue
-            verdict = hold(seats, waiting, draining=draining)
+            verdict = self._holder.hold(seats, waiting, now, draining=draining)
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from controller.company import Companies, Company
+from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats
 from controller.plan import Why
 from controller.queues import TierQueue
+from controller.request import Request
 from controller.tiers import Tier
 from policies.contract import Limits
+
+HoldRule = Literal["join_gain", "fixed"]
 
 
 class Hold(NamedTuple):
@@ -25,26 +30,134 @@ class Hold(NamedTuple):
     held: bool
 
 
-def hold(seats: ExecutorSeats, waiting: Sequence[TierQueue], *, draining: bool) -> Hold:
-    """The rule `fixed`: hold until full or until W has passed. `waiting` are queues, none empty.
+class _Batch(NamedTuple):
+    """A batch that could go: `size` wait, `room` would fit. It takes `alpha_s` whatever its size,
+    and `beta_s` for each member."""
+
+    size: int
+    room: int
+    alpha_s: float
+    beta_s: float
+
+
+class Holder:
+    """Holds for company, at most W, and never past what a member can still bear.
 
     W counts from the later of the oldest member's arrival and the instant at which the executor
     could have taken it; it never starts again. A batch holds for the smallest W of its members.
     Nothing is held while steps run: a continuous executor is joined at once.
+
+    `fixed`: until the batch is full or W has passed. `join_gain`: as long as those who may be
+    expected save more than the wait costs; decided again at every arrival and every point.
     """
-    assert seats.free_since is not None
-    if seats.seats:
-        return Hold(None, Why.JOIN, seats.free_since, held=False)
-    arrivals = [first.arrival for queue in waiting if (first := queue.oldest()) is not None]
-    since = max(seats.free_since, min(arrivals))
-    wait_s = min(wait_of(queue.tier, seats.limits) for queue in waiting)
-    if draining:
-        return Hold(None, Why.DRAIN, since, held=wait_s > 0)
-    if wait_s <= 0:
-        return Hold(None, Why.IMMEDIATE, since, held=False)
-    if sum(len(queue) for queue in waiting) >= seats.room():
-        return Hold(None, Why.FULL, since, held=True)
-    return Hold(since + wait_s, Why.TIMEOUT, since, held=True)
+
+    def __init__(self, rule: HoldRule, forecast: Forecast, companies: Companies) -> None:
+        self._rule = rule
+        self._forecast = forecast
+        self._companies = companies
+
+    def hold(
+        self, seats: ExecutorSeats, waiting: Sequence[TierQueue], now: float, *, draining: bool
+    ) -> Hold:
+        """Decide for one executor with free seats. `waiting` are queues, none empty."""
+        assert seats.free_since is not None
+        if seats.seats:
+            return Hold(None, Why.JOIN, seats.free_since, held=False)
+        oldest = _oldest(waiting)
+        since = max(seats.free_since, oldest.arrival)
+        company = self._companies.of[seats.name]
+        if since > seats.free_since:
+            company.ready(since)
+        held = company.held_since == since
+        wait_s = min(wait_of(queue.tier, seats.limits) for queue in waiting)
+        if draining:
+            return Hold(None, Why.DRAIN, since, held)
+        if wait_s <= 0:
+            return Hold(None, Why.IMMEDIATE, since, held)
+        size, room = sum(len(queue) for queue in waiting), seats.room()
+        if size >= room:
+            return Hold(None, Why.FULL, since, held)
+        until, why = since + wait_s, Why.TIMEOUT
+        if self._rule == "join_gain" and until > now:
+            best = self._best(seats, oldest, since, now, size=size, room=room, until=until)
+            if best < until:
+                until, why = best, Why.NO_GAIN
+        if until > now and (bound := _bearable(waiting, since, until)) < until:
+            until, why = bound, Why.URGENT
+        if until <= now:
+            return Hold(None, why, since, held)
+        company.held_since = since
+        return Hold(until, why, since, held=True)
+
+    def _best(
+        self,
+        seats: ExecutorSeats,
+        oldest: Request,
+        since: float,
+        now: float,
+        *,
+        size: int,
+        room: int,
+        until: float,
+    ) -> float:
+        """The instant until which holding gains most; `now` where none gains."""
+        batch = self._batch(seats, oldest, size, room)
+        if batch is None:
+            return now
+        company = self._companies.of[seats.name]
+        # Who joins saves the fixed part of a batch: longer than that nobody is worth waiting for.
+        most_s = min(until - now, batch.alpha_s)
+        elapsed_s, back = company.coming_back(now, most_s)
+        gain_s, best_s = 0.0, 0.0
+        for wait_s, joining, later in back:
+            joining = min(joining, room - size)
+            gained_s = joining * (batch.alpha_s + elapsed_s) - (size + later) * wait_s
+            if gained_s > gain_s:
+                gain_s, best_s = gained_s, wait_s
+        if since > seats.free_since:
+            for wait_s, joining, later in company.following(since, now, most_s):
+                joining = min(joining, room - size)
+                gained_s = (
+                    joining * (batch.alpha_s - wait_s - size * batch.beta_s)
+                    - (size + later) * wait_s
+                )
+                if gained_s > gain_s:
+                    gain_s, best_s = gained_s, wait_s
+        return until if best_s >= until - now else now + best_s
+
+    def _batch(
+        self, seats: ExecutorSeats, oldest: Request, size: int, room: int
+    ) -> _Batch | None:
+        """What a batch costs, by its oldest member; None where nothing is known."""
+        model = self._forecast.model(seats.name)
+        if model is None or seats.capacity is None:
+            return None
+        prompt = len(oldest.prompt) + len(oldest.tokens)
+        alpha_s = model.a
+        beta_s = model.c + model.d * prompt + model.e * prompt * prompt
+        if seats.capacity.runs_to_completion:
+            steps = max(1, oldest.work_tokens - prompt)
+            alpha_s *= steps
+            beta_s += (steps - 1) * (model.c + model.b * (prompt + steps / 2))
+        return _Batch(size, room, alpha_s, beta_s)
+
+
+def _oldest(waiting: Sequence[TierQueue]) -> Request:
+    firsts = [first for queue in waiting if (first := queue.oldest()) is not None]
+    return firsts[0] if len(firsts) == 1 else min(firsts, key=lambda request: request.arrival)
+
+
+def _bearable(waiting: Sequence[TierQueue], since: float, until: float) -> float:
+    """Until when the members can bear to be held."""
+    for queue in waiting:
+        # Who would expire meanwhile is not held at all: at its deadline it would be too late.
+        if (deadline := queue.next_deadline()) is not None and deadline <= until:
+            return since
+        for request in queue.live.values():
+            # What was late before it could go is not saved by going.
+            if since <= request.due < until:
+                until = request.due
+    return until
 
 
 def wait_of(tier: Tier, limits: Limits) -> float:

@@ -1,0 +1,215 @@
+"""How much company still comes: arrivals counted from the instants at which an executor was ready.
+
+Nothing is learnt from whether anything was held: arrivals are counted for as long as the curves
+reach, whether the batch had gone by then or not. So there is nothing that has to be tried out.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from controller.ledger import ExecutorSeats
+from controller.listener import Listener
+from controller.request import Request
+from executor.contract import Report
+
+# Seconds after the instant. The shortest is what a timer keeps, the longest what a person feels.
+POINTS_S = (0.001, 0.002, 0.005, 0.010, 0.020, 0.040, 0.080, 0.160)
+REACH_S = POINTS_S[-1]
+_SIZE = len(POINTS_S)
+# So many batches later, what was seen of those who come back counts half.
+HALF_LIFE_BATCHES = 16.0
+# So many usual gaps later, what was seen of starts from rest counts half: what has not happened
+# for much longer than it used to take is over.
+HALF_LIFE_GAPS = 8.0
+_GAP_MEMORY = 0.75
+# One burst is chance.
+LEAST_STARTS = 1.5
+# After so many starts in a row that stayed alone nobody is waited for, whatever was before.
+MOST_ALONE = 3
+
+
+class Outlook(NamedTuple):
+    """Who may be expected, from `wait_s` seconds from now on: `joining` until then, `later` after
+    it and before the batch would be done. Both are means."""
+
+    wait_s: float
+    joining: float
+    later: float
+
+
+class _Window:
+    """Arrivals since `at`, by the interval between two points in which they came. `units` is what
+    they are counted against."""
+
+    __slots__ = ("at", "came", "count", "units")
+
+    def __init__(self, at: float, units: int) -> None:
+        self.at, self.units, self.count = at, units, 0
+        self.came = [0] * (_SIZE + 1)
+
+    def note(self, now: float) -> None:
+        self.count += 1
+        self.came[bisect_left(POINTS_S, now - self.at)] += 1
+
+
+class Curve:
+    """Arrivals within each of `POINTS_S` after an instant, per unit: means over windows, of which
+    the older ones count less. Bounded: numbers per point."""
+
+    def __init__(self) -> None:
+        self._came = [0.0] * _SIZE
+        self._units = [0.0] * _SIZE
+        self._mean = [0.0] * _SIZE
+        self._alone = [0] * _SIZE
+        self._all_came = 0.0
+        self._all_units = 0.0
+
+    def learn(self, window: _Window, until: float) -> None:
+        """Take in a window as far as it reached by `until`, when the batch was done."""
+        self._all_came += window.count
+        self._all_units += window.units
+        reached = bisect_left(POINTS_S, until - window.at)
+        for index, total in enumerate(accumulate(window.came[:reached])):
+            self._came[index] += total
+            self._units[index] += window.units
+            self._alone[index] = 0 if total else self._alone[index] + 1
+        # The far points are seen less often, and still nobody who has come goes away.
+        means = (c / u if u else 0.0 for c, u in zip(self._came, self._units, strict=True))
+        self._mean = list(accumulate(means, max))
+
+    def forget(self, keep: float) -> None:
+        """Let all that was seen count `keep` (0..1) of what it did."""
+        self._came = [value * keep for value in self._came]
+        self._units = [value * keep for value in self._units]
+        self._all_came *= keep
+        self._all_units *= keep
+
+    def seen(self) -> float:
+        """How many units stand behind the curve, as far as they still count."""
+        return self._all_units
+
+    def outlooks(self, elapsed_s: float, most_s: float, *, left: int | None) -> list[Outlook]:
+        """Who may be expected at each point from `elapsed_s` to `most_s` after the instant.
+
+        The means are lowered by one standard deviation of a Poisson count. `left` is how many of
+        the units have not come yet, each of whom comes by itself; None: a unit is a start, and
+        points at which the last ones stayed alone are not expected to bring anybody.
+        """
+        if not self._all_units:
+            return []
+        found = []
+        gone = self._at(elapsed_s)
+        total = self._all_came / self._all_units
+        for index in range(bisect_left(POINTS_S, elapsed_s), _SIZE):
+            x, mean, units = POINTS_S[index], self._mean[index], self._units[index]
+            last = x >= most_s
+            if last:
+                x, mean = most_s, self._at(most_s)
+            count = (mean - gone) * units
+            if count > 1 and (left is not None or self._alone[index] < MOST_ALONE):
+                surely = (count - math.sqrt(count)) / units
+                later = max(0.0, total - mean)
+                if left is not None:
+                    later *= left
+                    surely = left * min(1.0, surely / max(1.0 - gone, 1e-9))
+                found.append(Outlook(x - elapsed_s, surely, later))
+            if last:
+                break
+        return found
+
+    def _at(self, x: float) -> float:
+        """The mean at any point: straight lines between the points, from nothing at 0."""
+        index = bisect_left(POINTS_S, x)
+        if index == _SIZE:
+            return self._mean[-1]
+        low, before = (POINTS_S[index - 1], self._mean[index - 1]) if index else (0.0, 0.0)
+        return before + (self._mean[index] - before) * (x - low) / (POINTS_S[index] - low)
+
+
+class Company:
+    """What is learnt for one executor: who comes back, and who follows on a start from rest.
+
+    *Back*: arrivals after a batch left the executor free, per member of the batch; with clients
+    who wait for their answers it is they who come. *Start*: arrivals after one that found the
+    executor at rest.
+    """
+
+    def __init__(self) -> None:
+        self._back = Curve()
+        self._start = Curve()
+        self._left = _Window(-math.inf, 0)
+        self._begun: _Window | None = None
+        self._begun_at: float | None = None
+        self._gap_s: float | None = None
+        self.held_since: float | None = None
+
+    def batch_over(self, members: int, now: float) -> None:
+        """A batch ended and left the executor free; `members` were in it to the last."""
+        if self._left.units:
+            self._back.learn(self._left, now)
+            self._back.forget(0.5 ** (1 / HALF_LIFE_BATCHES))
+        self._left = _Window(now, members)
+        self._close_start(now)
+
+    def ready(self, since: float) -> None:
+        """An arrival at `since` found the executor free; told again, it changes nothing."""
+        # Soon after a batch its members come back, who are counted there.
+        if since == self._begun_at or since <= self._left.at + REACH_S:
+            return
+        self._close_start(since)
+        if self._begun_at is not None:
+            gap_s = since - self._begun_at
+            usual_s = gap_s if self._gap_s is None else self._gap_s
+            self._start.forget(0.5 ** (gap_s / (HALF_LIFE_GAPS * usual_s)))
+            self._gap_s = _GAP_MEMORY * usual_s + (1 - _GAP_MEMORY) * gap_s
+        self._begun, self._begun_at = _Window(since, 1), since
+
+    def arrived(self, now: float) -> None:
+        """Somebody came."""
+        self._left.note(now)
+        if self._begun is not None:
+            self._begun.note(now)
+
+    def coming_back(self, now: float, most_s: float) -> tuple[float, list[Outlook]]:
+        """Seconds since the last batch, and who of its members may be expected when, waiting
+        `most_s` seconds at most."""
+        window = self._left
+        left, elapsed_s = window.units - window.count, now - window.at
+        if left <= 0 or elapsed_s >= REACH_S:
+            return elapsed_s, []
+        return elapsed_s, self._back.outlooks(elapsed_s, elapsed_s + most_s, left=left)
+
+    def following(self, since: float, now: float, most_s: float) -> list[Outlook]:
+        """Who may be expected to follow on one that came at `since` and found nobody."""
+        if self._start.seen() < LEAST_STARTS or now - since >= REACH_S:
+            return []
+        return self._start.outlooks(now - since, now - since + most_s, left=None)
+
+    def _close_start(self, now: float) -> None:
+        if self._begun is not None:
+            self._start.learn(self._begun, now)
+            self._begun = None
+
+
+class Companies(Listener):
+    """What is learnt for each executor. Whoever arrives may join any of them."""
+
+    def __init__(self, executors: Iterable[str]) -> None:
+        self.of = {name: Company() for name in executors}
+        self._all = tuple(self.of.values())
+
+    def offered(self, request: Request, now: float) -> None:
+        for company in self._all:
+            company.arrived(now)
+
+    def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        if not report.finished or seats.capacity is None or not seats.capacity.runs_to_completion:
+            return
+        leaving = len(report.finished) + len(report.released) + len(report.returned)
+        if leaving >= len(seats.seats):
+            self.of[seats.name].batch_over(len(report.finished), now)
