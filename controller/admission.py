@@ -1,51 +1,178 @@
-"""Whether a request may wait at all: not when it can never be served, not when nobody serves."""
+"""Whether a request may wait at all: not when it can never be served, nor when nobody serves, nor
+when it could not begin in time; and who makes room for it when the queue is full."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 
-from controller.errors import ContextLengthExceeded, Draining, NotReady
+from controller.errors import (
+    ContextLengthExceeded,
+    Draining,
+    Infeasible,
+    NotReady,
+    QueueFull,
+    Shed,
+)
+from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats
 from controller.queues import Permit, TierQueue
 from controller.request import Request
 
 # How soon a client may ask again when nothing is known: long enough not to be a storm.
 RETRY_AFTER_S = 1.0
+# Nobody is turned away for a wait that the forecast, which errs, has a little too long.
+FORECAST_MARGIN = 1.25
 
 
 class Admission:
-    """The door to the tier queues. While every executor is down for a moment, it stays open."""
+    """The door to the tier queues. While every executor is down for a moment, it stays open.
+
+    `evict` ends a request where it waits. `shed` is the probability (0..1) with which a tier's
+    requests are turned away by lot.
+    """
 
     def __init__(
-        self, queues: Mapping[str, TierQueue], executors: Mapping[str, ExecutorSeats]
+        self,
+        queues: Mapping[str, TierQueue],
+        executors: Mapping[str, ExecutorSeats],
+        forecast: Forecast,
+        *,
+        evict: Callable[[Request, float], None],
     ) -> None:
         self._queues = queues
         self._executors = executors
+        self._forecast = forecast
+        self._evict = evict
         self.draining = False
+        self.shed: dict[str, float] = {}
+        self._lot = random.Random(0)
+        lowest_first = sorted(queues.values(), key=lambda queue: queue.tier.priority)
+        self._lower = {q.tier.name: lowest_first[:i] for i, q in enumerate(lowest_first)}
+        self._above = {q.tier.name: lowest_first[i:] for i, q in enumerate(lowest_first)}
+        # Whether some tier may hold more than its bounds, on places of lower ones.
+        self._lending = False
 
-    def reserve(self, tier: str, requests: int, *, tokens: int, size: int, now: float) -> Permit:
-        """Places in a tier's queue. Raises Draining, NotReady, QueueFull."""
+    def reserve(
+        self,
+        tier: str,
+        requests: int,
+        *,
+        tokens: int,
+        size: int,
+        now: float,
+        start_by: float | None,
+    ) -> Permit:
+        """Places in a tier's queue, for requests that are of no use unless they begin by
+        `start_by`. Raises Draining, NotReady, Shed, Infeasible, QueueFull."""
         if self.draining:
             raise Draining("the server is shutting down", retry_after_s=RETRY_AFTER_S)
         queue = self._queues[tier]
         self._check_served(queue, now)
-        return queue.reserve(requests, tokens, size=size)
+        if self.shed and self._lot.random() < self.shed.get(tier, 0.0):
+            raise Shed(
+                f"tier '{tier}' is served less while higher tiers miss their targets",
+                retry_after_s=self._drain_s(queue),
+            )
+        if queue.waiting:
+            self._check_feasible(queue, now, start_by)
+        lent = self._lent(queue) if self._lending else None
+        try:
+            return queue.reserve(requests, tokens, size=size, lent=lent)
+        except QueueFull as full:
+            if not self._make_room(queue, (requests, tokens, size), now):
+                full.retry_after_s = self._drain_s(queue)
+                raise
+        self._lending = True
+        return queue.hold(requests, tokens, size=size)
 
     def check_fits(self, request: Request) -> None:
         """Raises ContextLengthExceeded when no executor could ever hold the request."""
-        need = len(request.prompt) + request.max_new_tokens
-        most = 0
+        prompt = len(request.prompt)
+        need = prompt + request.max_new_tokens
+        most = longest = 0
         for seats in self._executors.values():
             if (capacity := seats.capacity) is not None:
-                if need <= capacity.max_context_tokens and need <= capacity.kv_tokens:
+                holds = min(capacity.max_context_tokens, capacity.kv_tokens)
+                whole = holds if capacity.splits_prefill else capacity.max_step_tokens
+                if need <= holds and prompt <= whole:
                     return
-                most = max(most, min(capacity.max_context_tokens, capacity.kv_tokens))
-        if most:
+                most, longest = max(most, holds), max(longest, whole)
+        if most and need > most:
             raise ContextLengthExceeded(
-                f"the prompt has {len(request.prompt)} tokens and up to {request.max_new_tokens} "
+                f"the prompt has {prompt} tokens and up to {request.max_new_tokens} "
                 f"are to be generated: {need} in all, but at most {most} fit",
                 param="max_tokens",
             )
+        if most:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt} tokens, but at most {longest} fit into one step, and "
+                "prompts are not split here"
+            )
+
+    def press(self, excess: Mapping[str, float]) -> None:
+        """Hear by how much more than allowed (a fraction of requests) tiers miss their targets:
+        sheddable tiers below are turned away that often."""
+        shed: dict[str, float] = {}
+        for name, queue in self._queues.items():
+            if queue.tier.sheddable:
+                above = [excess.get(q.tier.name, 0.0) for q in self._above[name] if q is not queue]
+                if (worst := max(above, default=0.0)) > 0:
+                    shed[name] = min(1.0, worst)
+        self.shed = shed
+
+    def _check_feasible(self, queue: TierQueue, now: float, start_by: float | None) -> None:
+        tier = queue.tier
+        bounds = [tier.start_within_s, tier.targets.start_s if tier.late == "drop" else None]
+        if start_by is not None:
+            bounds.append(start_by - now)
+        within_s = min((bound for bound in bounds if bound is not None), default=None)
+        if within_s is None:
+            return
+        wait_s = self._drain_s(queue)
+        if wait_s > FORECAST_MARGIN * max(within_s, RETRY_AFTER_S):
+            raise Infeasible(
+                f"{wait_s:.1f} s of work waits in tier '{tier.name}' and above, and it would have "
+                f"to begin within {max(0.0, within_s):.1f} s",
+                retry_after_s=max(RETRY_AFTER_S, wait_s - within_s),
+            )
+
+    def _drain_s(self, queue: TierQueue) -> float:
+        """Until what waits at or above this tier is served."""
+        above = self._above[queue.tier.name]
+        work = [(other.prompts, other.tokens - other.prompts) for other in above]
+        drain_s = self._forecast.drain_s(work)
+        return RETRY_AFTER_S if drain_s is None else max(RETRY_AFTER_S, drain_s)
+
+    def _lent(self, queue: TierQueue) -> Permit | None:
+        """What higher tiers hold beyond their bounds: those places are not there for others."""
+        higher = [q.over(0, 0, 0) for q in self._above[queue.tier.name] if q is not queue]
+        return Permit(
+            queue.tier.name,
+            sum(requests for requests, _, _ in higher),
+            sum(tokens for _, tokens, _ in higher),
+            sum(size for _, _, size in higher),
+        )
+
+    def _make_room(self, queue: TierQueue, more: tuple[int, int, int], now: float) -> bool:
+        """Let the newest of strictly lower tiers, lowest first, make room; nobody has to go where
+        all of them together would not do."""
+        over = queue.over(*more)
+        freed = [0, 0, 0]
+        victims: list[Request] = []
+        for lower in self._lower[queue.tier.name]:
+            for request in lower.newest_first():
+                if all(had >= need for had, need in zip(freed, over, strict=True)):
+                    break
+                victims.append(request)
+                freed[0] += 1
+                freed[1] += request.work_tokens
+                freed[2] += lower.size_of(request)
+        if any(had < need for had, need in zip(freed, over, strict=True)):
+            return False
+        for request in victims:
+            self._evict(request, now)
+        return True
 
     def _check_served(self, queue: TierQueue, now: float) -> None:
         for seats in self._executors.values():

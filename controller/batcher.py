@@ -10,23 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.admission import Admission
 from controller.book import Book
-from controller.company import Companies
+from controller.company import AllComers
 from controller.errors import CapacityError, Unavailable
 from controller.forecast import Estimate, Forecast
 from controller.forming import Former
 from controller.hold import Holder, HoldRule
 from controller.ledger import ExecutorSeats, Seat, SeatState
+from controller.lengths import LengthHistory
 from controller.listener import Audience, Listener
 from controller.plan import Plan
+from controller.preemption import Preemptor
 from controller.queues import Permit, TierQueue
 from controller.request import Outcome, Request, State
+from controller.returns import Returns
 from controller.scheduler import Scheduler
 from controller.tiers import Tier
 from executor.contract import Capacity, Key, Report, Returned, Submit, Tokens, Work
 from policies.contract import Limits
-
-# A request whose executor failed this often is taken for the cause, and fails.
-MAX_FAULTS = 3
 
 
 class Batcher:
@@ -47,21 +47,27 @@ class Batcher:
         estimate: Estimate = lambda executor: None,
         hold: HoldRule = "fixed",
     ) -> None:
-        self.queues = {tier.name: TierQueue(tier) for tier in tiers}
+        tiers = tuple(tiers)
         self.executors = {
             name: ExecutorSeats(name, group, limits) for name, group in groups.items()
         }
+        self._lengths = {tier.name: LengthHistory() for tier in tiers}
+        self.forecast = Forecast(self.executors, estimate, self._lengths)
+        self.queues = {tier.name: TierQueue(tier, judge=self.forecast.need) for tier in tiers}
         self.scheduler = Scheduler(self.queues.values())
-        self.admission = Admission(self.queues, self.executors)
-        companies = Companies(self.executors)
-        self._audience = Audience((*listeners, companies))
+        self.admission = Admission(self.queues, self.executors, self.forecast, evict=self._evict)
+        comers = AllComers(self.executors)
+        self._audience = Audience((*listeners, comers))
         self.book = Book(self._audience)
-        self._forecast = Forecast(self.executors, estimate)
+        self._returns = Returns(self.queues, self.book, self._lengths, audience=self._audience)
+        self._preemptor = Preemptor(self.queues, self.executors, self.forecast)
         self._former = Former(
             self.queues,
             self.scheduler,
             self.executors,
-            holder=Holder(hold, self._forecast, companies),
+            forecast=self.forecast,
+            preemptor=self._preemptor,
+            holder=Holder(hold, self.forecast, comers),
             audience=self._audience,
         )
         self._release: dict[str, list[Key]] = {}
@@ -70,13 +76,26 @@ class Batcher:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def reserve(self, tier: str, *, requests: int, tokens: int, size: int, now: float) -> Permit:
-        """Take places in a tier's queue before costly work; `tokens` estimated, `size` in bytes.
+    def reserve(
+        self,
+        tier: str,
+        *,
+        requests: int,
+        tokens: int,
+        size: int,
+        now: float,
+        start_by: float | None = None,
+    ) -> Permit:
+        """Take places in a tier's queue before costly work; `tokens` estimated, `size` in bytes,
+        `start_by` the instant by which they have to begin to be of any use.
 
-        Raises QueueFull, NotReady, Draining: what is turned away here counts as rejected.
+        Raises QueueFull, Infeasible, Shed, NotReady, Draining: what is turned away here counts as
+        rejected.
         """
         try:
-            return self.admission.reserve(tier, requests, tokens=tokens, size=size, now=now)
+            return self.admission.reserve(
+                tier, requests, tokens=tokens, size=size, now=now, start_by=start_by
+            )
         except (CapacityError, Unavailable) as error:
             self.book.reject(tier, requests, reason=str(error.code), now=now)
             raise
@@ -94,6 +113,11 @@ class Batcher:
         if request.id in self.book.requests:
             raise ValueError(f"request id {request.id} is in use")
         self.admission.check_fits(request)
+        if request.expected_new_tokens is not None:
+            most = request.max_new_tokens
+            known = self._lengths[request.tier].expected(0, at_most=most)
+            if known is not None:
+                request.expected_new_tokens = known
         self.queues[request.tier].offer(request, permit)
         self.book.enter(request, now)
 
@@ -111,8 +135,9 @@ class Batcher:
             seats = self.executors[str(request.executor)]
             seat = seats.find(request.id, request.attempt)
             assert seat is not None
+            if seat.state is SeatState.RUNNING:
+                self._release.setdefault(seats.name, []).append(seat.key)
             seat.state = SeatState.RELEASING
-            self._release.setdefault(seats.name, []).append(seat.key)
             self._settle(seat)
         self.book.end(request, now, outcome, reason=reason)
         return True
@@ -140,10 +165,10 @@ class Batcher:
             resumes = seats.capacity.can_resume
             self._release.pop(executor, None)
             self._owed_answer.discard(executor)
-            for seat in seats.clear():
-                if seat.state is SeatState.RUNNING:
-                    self._settle(seat)
-                    self._again(seat.request, "executor_lost", now, resumes=resumes)
+            left = [s for s in seats.clear() if s.state is not SeatState.RELEASING]
+            for seat in left:
+                self._settle(seat)
+            self._returns.lost(left, now, resumes=resumes)
         if all(other.back_at is None and not other.ready for other in self.executors.values()):
             for request_id in list(self.book.requests):
                 self.cancel(request_id, now, Outcome.FAILED, "executor_lost")
@@ -160,10 +185,15 @@ class Batcher:
             return []
         for tell in self._audience.stepped:
             tell(seats, report, now)
+        if report.sample is not None:
+            seats.note_step(report.sample)
         streamed = []
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
-            if seat is not None and seat.state is SeatState.RUNNING:
+            if seat is not None and seat.state is not SeatState.RELEASING:
+                if not seat.moved:
+                    seats.note_moved(seat)
+                    seat.request.suspects = 0
                 ids = self._advance(seat.request, tokens, now)
                 if ids:
                     streamed.append((seat.request, ids))
@@ -189,10 +219,11 @@ class Batcher:
 
     def poll(self, now: float) -> Plan:
         """Expire, dispatch, and answer what is to be done."""
-        waiting = [queue for queue in self.queues.values() if queue.live]
+        waiting = [queue for queue in self.queues.values() if queue.waiting]
         self._expire(waiting, now)
         self.scheduler.note_waiting(now)
         formed = self._former.form(now, draining=self.admission.draining)
+        look_at = self._preempt(now) if waiting else None
         release, self._release = self._release, {}
         told = {*formed.submit, *release, *self._owed_answer}
         self._owed_answer.clear()
@@ -200,7 +231,7 @@ class Batcher:
             name: self._work(name, formed.submit.get(name, []), release.get(name, []))
             for name in told
         }
-        bounds = [*formed.held_until, self.book.next_finish()]
+        bounds = [*formed.held_until, look_at, self.book.next_finish()]
         bounds += [queue.next_deadline() for queue in waiting]
         wake_at = min((bound for bound in bounds if bound is not None), default=None)
         return Plan(work, self.book.take_ended(), tuple(formed.dispatches), wake_at)
@@ -241,15 +272,24 @@ class Batcher:
     def _free_seats(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         for finished in report.finished:
             if seat := self._leave(seats, finished.request_id, finished.attempt):
-                self.book.end(seat.request, now, Outcome.FINISHED, reason=finished.reason)
-        for returned in report.returned:
-            if seat := self._leave(seats, returned.request_id, returned.attempt):
-                self._given_back(seats, seat.request, returned, now=now)
+                request = seat.request
+                if finished.reason == "stop":
+                    self._lengths[request.tier].add(len(request.tokens))
+                self.book.end(request, now, Outcome.FINISHED, reason=finished.reason)
+        back = [
+            (seat, returned)
+            for returned in report.returned
+            if (seat := self._leave(seats, returned.request_id, returned.attempt))
+        ]
         for key in report.released:
             if seat := self._leave(seats, key.request_id, key.attempt):
-                # Nobody asked for this one: the executor let it go by itself.
-                unasked = Returned(key.request_id, key.attempt, "error")
-                self._given_back(seats, seat.request, unasked, now=now)
+                if seat.state is SeatState.RETURNING:
+                    self._returns.preempted(seat.request, now)
+                else:
+                    # Nobody asked for this one: the executor let it go by itself.
+                    back.append((seat, Returned(key.request_id, key.attempt, "error")))
+        if back:
+            self._returns.returned(seats, back, now)
         self._owed_answer.add(seats.name)
         seats.note_room(now)
 
@@ -264,43 +304,32 @@ class Batcher:
         self._settle(seat)
         return seat
 
-    def _given_back(
-        self, seats: ExecutorSeats, request: Request, returned: Returned, *, now: float
-    ) -> None:
-        if returned.fatal:
-            reason, detail = returned.reason, returned.detail
-            self.book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
-        else:
-            resumes = seats.capacity is not None and seats.capacity.can_resume
-            self._again(request, returned.reason, now, resumes=resumes)
-
-    def _again(self, request: Request, reason: str, now: float, *, resumes: bool) -> None:
-        """Let a request wait again, unless it cannot be continued or fails too often."""
-        request.faults += reason != "preempted"
-        if request.tokens and request.remaining_tokens <= 0:
-            # Its last token came, the word that it was the last did not.
-            self.book.end(request, now, Outcome.FINISHED, reason="length")
-        elif request.faults >= MAX_FAULTS:
-            detail = f"its executor failed {request.faults} times ({reason})"
-            self.book.end(request, now, Outcome.FAILED, reason="executor_failed", detail=detail)
-        elif request.tokens and not resumes:
-            detail = "this executor cannot continue what has begun"
-            self.book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
-        else:
-            self.queues[request.tier].put_back(request)
-            for tell in self._audience.given_back:
-                tell(request, reason, now)
-
     def _settle(self, seat: Seat) -> None:
-        used = len(seat.request.prompt) + len(seat.request.tokens)
-        self.scheduler.settle(seat.request.tier, booked=seat.booked, used=used, paid=seat.paid)
+        request = seat.request
+        used = len(request.prompt) + len(request.tokens)
+        self.scheduler.settle(request, seat.charge, unused=seat.booked - used)
 
     def _expire(self, waiting: list[TierQueue], now: float) -> None:
         for queue in waiting:
             for request in queue.expired(now):
                 self.cancel(request.id, now, Outcome.EXPIRED, "start_by")
+            late = queue.too_late(now)
+            if queue.tier.late == "drop":
+                for request in late:
+                    self.cancel(request.id, now, Outcome.EXPIRED, "late")
         for request in self.book.overdue(now):
             self.cancel(request.id, now, Outcome.EXPIRED, "finish_by")
+
+    def _evict(self, request: Request, now: float) -> None:
+        self.cancel(request.id, now, Outcome.REJECTED, "evicted")
+
+    def _preempt(self, now: float) -> float | None:
+        """Ask for the seats that higher tiers need now; answers when to look again."""
+        verdict = self._preemptor.look(now)
+        for seats, seat in verdict.seats:
+            seat.state = SeatState.RETURNING
+            self._release.setdefault(seats.name, []).append(seat.key)
+        return verdict.look_at
 
     def _work(self, name: str, submit: list[Submit], release: list[Key]) -> Work:
         seats = self.executors[name]

@@ -131,7 +131,7 @@ class Curve:
         return before + (self._mean[index] - before) * (x - low) / (POINTS_S[index] - low)
 
 
-class Company:
+class Comers:
     """What is learnt for one executor: who comes back, and who follows on a start from rest.
 
     *Back*: arrivals after a batch left the executor free, per member of the batch; with clients
@@ -196,16 +196,16 @@ class Company:
             self._begun = None
 
 
-class Companies(Listener):
+class AllComers(Listener):
     """What is learnt for each executor. Whoever arrives may join any of them."""
 
     def __init__(self, executors: Iterable[str]) -> None:
-        self.of = {name: Company() for name in executors}
+        self.of = {name: Comers() for name in executors}
         self._all = tuple(self.of.values())
 
     def offered(self, request: Request, now: float) -> None:
-        for company in self._all:
-            company.arrived(now)
+        for comers in self._all:
+            comers.arrived(now)
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         if not report.finished or seats.capacity is None or not seats.capacity.runs_to_completion:

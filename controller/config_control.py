@@ -98,8 +98,8 @@ class ControlConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     """The rule that proposes limits."""
     hold: Literal["join_gain", "fixed"] = "join_gain"
-    """How an idle executor waits for company, at most `wait_timeout`: as long as those who are
-    likely to come save more than the wait costs, or always until it is over."""
+    """When an idle executor waits for company, at most `wait_timeout`: `join_gain` as long as those
+    who may be expected save more than the wait costs, `fixed` always, until the batch is full."""
     fallback: Annotated[str, Field(min_length=1)] = "static"
     """Policy that takes over when the first one raised three times in a row."""
     fast_window: Duration = 3.0

@@ -2,21 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
 
-from controller.ledger import ExecutorSeats
+from controller.ledger import ExecutorSeats, SeatState
+from controller.lengths import LengthHistory
+from controller.promises import NOTHING_KNOWN, Need
+from controller.request import Request
 from policies.contract import StepEstimate
 
 Estimate = Callable[[str], StepEstimate | None]
 
 
 class Forecast:
-    """Answers in seconds, and None where nothing is known yet."""
+    """Answers in seconds, and None where nothing is known yet.
 
-    def __init__(self, executors: Mapping[str, ExecutorSeats], estimate: Estimate) -> None:
+    `estimate` answers the step model of an executor, `lengths` are the completions of each tier.
+    """
+
+    def __init__(
+        self,
+        executors: Mapping[str, ExecutorSeats],
+        estimate: Estimate,
+        lengths: Mapping[str, LengthHistory],
+    ) -> None:
         self._executors = executors
         self._estimate = estimate
+        self._lengths = lengths
 
     def model(self, executor: str) -> StepEstimate | None:
         """The step model of one executor."""
         return self._estimate(executor)
+
+    def step_s(self, seats: ExecutorSeats, more: int = 0, *, context: int = 0) -> float | None:
+        """The next decode step, with `more` sequences of together `context` tokens beside those
+        that run."""
+        model = self._estimate(seats.name)
+        if model is None:
+            return None
+        return model.predict(len(seats.seats) + more, seats.context_tokens + context)
+
+    def need(self, request: Request) -> Need:
+        """What a request takes from its dispatch on, beside those that run now."""
+        for seats in self._executors.values():
+            if seats.capacity is not None and (model := self._estimate(seats.name)) is not None:
+                break
+        else:
+            return NOTHING_KNOWN
+        prompt, rows = len(request.prompt), len(seats.seats)
+        step_s = model.predict(rows + 1, seats.context_tokens + prompt)
+        prefill_s = model.d * prompt
+        if seats.capacity.splits_prefill:
+            chunk = max(1, seats.step_tokens - rows)
+            steps = -(-prompt // chunk)
+            first_s = steps * step_s + prefill_s + model.e * prompt * min(prompt, chunk)
+        else:
+            first_s = model.a + prefill_s + model.e * prompt * prompt
+        return Need(first_s, first_s + (request.work_tokens - prompt) * step_s)
+
+    def to_come(self, request: Request) -> int:
+        """Tokens that a running request will still generate, at least 1."""
+        has, expected = len(request.tokens), request.expected_new_tokens
+        if expected is None:
+            return max(1, request.max_new_tokens - has)
+        if has >= expected:
+            known = self._lengths[request.tier].expected(has, at_most=request.max_new_tokens)
+            expected = has + max(16, has // 8) if known is None else known
+        return max(1, min(expected, request.max_new_tokens) - has)
+
+    def seat_s(self, seats: ExecutorSeats, count: int) -> float | None:
+        """Until `count` more seats than now are free by themselves. Infinite: never."""
+        step_s = self.step_s(seats)
+        if step_s is None:
+            return None
+        surplus = max(0, len(seats.seats) - seats.size_limit)
+        going = [
+            self.to_come(seat.request)
+            for seat in seats.seats.values()
+            if seat.state is SeatState.RUNNING
+        ]
+        need = surplus + count
+        return heapq.nsmallest(need, going)[-1] * step_s if need <= len(going) else math.inf
+
+    def drain_s(self, waiting: Iterable[tuple[int, int]]) -> float | None:
+        """How long all executors together take for work, given as pairs of (prompt, new) tokens."""
+        speeds = []
+        for seats in self._executors.values():
+            if seats.capacity is not None and (model := self._estimate(seats.name)) is not None:
+                size = max(1, seats.size_limit)
+                held = max(1, len(seats.seats))
+                step_s = model.predict(size, seats.context_tokens / held * size)
+                speeds.append((model.d, step_s / size))
+        if not speeds:
+            return None
+        prompts, new = map(sum, zip(*waiting, strict=True)) if waiting else (0, 0)
+        # Like executors share the work equally.
+        mean_d = sum(d for d, _ in speeds) / len(speeds)
+        mean_new = sum(s for _, s in speeds) / len(speeds)
+        return (prompts * mean_d + new * mean_new) / len(speeds)

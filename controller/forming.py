@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from controller.forecast import Forecast
+from controller.grouping import Company, padding
 from controller.hold import Hold, Holder
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
+from controller.memory import peak_tokens
 from controller.plan import Dispatch, Why
+from controller.preemption import Preemptor
 from controller.queues import TierQueue
-from controller.scheduler import Scheduler
+from controller.request import Request
+from controller.scheduler import Pick, Scheduler, Turn
 from controller.tiers import Tier
 from executor.contract import Submit
 from policies.contract import Limits
+
+# Blocks are held whole, and predictions err: of the memory, so much is planned with.
+KV_PLANNED = 0.97
 
 
 @dataclass(slots=True)
@@ -33,6 +41,14 @@ class _Batch:
     hold: Hold
     room: int
     members: list[Submit]
+    company: Company | None
+
+    def padding(self) -> float | None:
+        """See `Dispatch`."""
+        assert self.seats.capacity is not None
+        if not self.seats.capacity.runs_to_completion:
+            return None
+        return padding([seat.booked - len(seat.request.prompt) for seat in self.seats.running()])
 
 
 class Former:
@@ -44,11 +60,15 @@ class Former:
         scheduler: Scheduler,
         executors: Mapping[str, ExecutorSeats],
         *,
+        forecast: Forecast,
+        preemptor: Preemptor,
         holder: Holder,
         audience: Audience,
     ) -> None:
-        self._holder = holder
         self._queues = queues
+        self._forecast = forecast
+        self._preemptor = preemptor
+        self._holder = holder
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
@@ -57,7 +77,7 @@ class Former:
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
         formed = Formed({}, [], [])
-        waiting = [queue for queue in self._queues.values() if queue.live]
+        waiting = [queue for queue in self._queues.values() if queue.waiting]
         if not waiting:
             return formed
         depth = sum(len(queue) for queue in waiting)
@@ -90,7 +110,7 @@ class Former:
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:
-                batches.append(_Batch(seats, verdict, room, []))
+                batches.append(_Batch(seats, verdict, room, [], self._company(seats, room)))
         return batches
 
     def _seat_next(self, batch: _Batch, now: float) -> bool:
@@ -101,14 +121,18 @@ class Former:
             )
         else:
             pick = self._scheduler.pick(now)
-        # Nobody overtakes a request that waits for memory: small ones would starve a large one.
-        if pick is None or not seats.fits(pick.request):
+        if pick is None or not seats.takes_prompts():
             return False
         request = pick.request
+        if batch.company is not None:
+            request = batch.company.instead_of(request, now)
+        # Nobody overtakes a request that waits for memory: small ones would starve a large one.
+        if not self._may_sit(seats, pick, request):
+            return False
         self._queues[request.tier].take(request)
-        paid = self._scheduler.charge(request.tier, request.work_tokens)
+        charge = self._scheduler.charge(request)
         self._scheduler.progressed(request.tier, now)
-        batch.members.append(seats.seat(request, paid=paid))
+        batch.members.append(seats.seat(request, charge))
         if request.times.dispatched is None:
             request.times.dispatched = now
             if batch.hold.held:
@@ -116,6 +140,46 @@ class Former:
         for tell in self._audience.dispatched:
             tell(request, now)
         return True
+
+    def _company(self, seats: ExecutorSeats, room: int) -> Company | None:
+        """Where some have to be left behind, and a batch lasts as long as its longest member."""
+        assert seats.capacity is not None
+        if not seats.capacity.runs_to_completion:
+            return None
+        if sum(queue.waiting for queue in self._queues.values()) <= room:
+            return None
+        return Company(self._queues, self._forecast, room)
+
+    def _may_sit(self, seats: ExecutorSeats, pick: Pick, request: Request) -> bool:
+        # Of those who were there at a failure half go at a time, and nobody beside them: so the one
+        # that is to blame is found, and fails alone.
+        if seats.trials and seats.trials >= max(1, request.suspects // 2):
+            return False
+        if pick.turn is Turn.PRIORITY and not self._preemptor.may_join(request, seats):
+            return False
+        return self._fits(seats, request)
+
+    def _fits(self, seats: ExecutorSeats, request: Request) -> bool:
+        """Whether its memory suffices beside what the others will hold when they hold the most."""
+        assert seats.capacity is not None
+        if not seats.seats:
+            return True
+        in_all = seats.capacity.kv_tokens
+        bounded = not seats.unbounded and request.expected_new_tokens is None
+        if bounded and seats.reserved_tokens + request.work_tokens <= in_all:
+            return True
+        # What somebody will hold in the end changes little until somebody leaves.
+        if seats.too_large is request:
+            return False
+        to_come, has = self._forecast.to_come, len(request.prompt) + len(request.tokens)
+        holdings = [
+            (to_come(seat.request), len(seat.request.prompt) + len(seat.request.tokens))
+            for seat in seats.seats.values()
+        ]
+        holdings.append((request.work_tokens - has, has))
+        fits = peak_tokens(holdings) <= KV_PLANNED * in_all
+        seats.too_large = None if fits else request
+        return fits
 
 
 def seat_cap(tier: Tier, limits: Limits) -> int | None:
@@ -137,5 +201,5 @@ def _dispatch(batch: _Batch, depth: int, *, waited_s: float, now: float) -> Disp
         depth=depth,
         oldest_s=max(0.0, waited_s),
         held_s=max(0.0, now - batch.hold.since) if batch.hold.held else 0.0,
-        padding=None,
+        padding=batch.padding(),
     )

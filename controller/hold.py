@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from controller.company import Companies, Company
+from controller.company import AllComers
 from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats
 from controller.plan import Why
@@ -13,6 +13,9 @@ from controller.queues import TierQueue
 from controller.request import Request
 from controller.tiers import Tier
 from policies.contract import Limits
+
+# Timers are late by milliseconds, and who is late by one is late.
+KEPT_S = 0.005
 
 HoldRule = Literal["join_gain", "fixed"]
 
@@ -51,24 +54,25 @@ class Holder:
     expected save more than the wait costs; decided again at every arrival and every point.
     """
 
-    def __init__(self, rule: HoldRule, forecast: Forecast, companies: Companies) -> None:
+    def __init__(self, rule: HoldRule, forecast: Forecast, comers: AllComers) -> None:
         self._rule = rule
         self._forecast = forecast
-        self._companies = companies
+        self._comers = comers
 
     def hold(
         self, seats: ExecutorSeats, waiting: Sequence[TierQueue], now: float, *, draining: bool
     ) -> Hold:
         """Decide for one executor with free seats. `waiting` are queues, none empty."""
-        assert seats.free_since is not None
+        free_since = seats.free_since
+        assert free_since is not None
         if seats.seats:
-            return Hold(None, Why.JOIN, seats.free_since, held=False)
+            return Hold(None, Why.JOIN, free_since, held=False)
         oldest = _oldest(waiting)
-        since = max(seats.free_since, oldest.arrival)
-        company = self._companies.of[seats.name]
-        if since > seats.free_since:
-            company.ready(since)
-        held = company.held_since == since
+        since = max(free_since, oldest.arrival)
+        comers = self._comers.of[seats.name]
+        if since > free_since:
+            comers.ready(since)
+        held = comers.held_since == since
         wait_s = min(wait_of(queue.tier, seats.limits) for queue in waiting)
         if draining:
             return Hold(None, Why.DRAIN, since, held)
@@ -86,7 +90,7 @@ class Holder:
             until, why = bound, Why.URGENT
         if until <= now:
             return Hold(None, why, since, held)
-        company.held_since = since
+        comers.held_since = since
         return Hold(until, why, since, held=True)
 
     def _best(
@@ -104,18 +108,18 @@ class Holder:
         batch = self._batch(seats, oldest, size, room)
         if batch is None:
             return now
-        company = self._companies.of[seats.name]
+        comers = self._comers.of[seats.name]
         # Who joins saves the fixed part of a batch: longer than that nobody is worth waiting for.
         most_s = min(until - now, batch.alpha_s)
-        elapsed_s, back = company.coming_back(now, most_s)
+        elapsed_s, back = comers.coming_back(now, most_s)
         gain_s, best_s = 0.0, 0.0
         for wait_s, joining, later in back:
             joining = min(joining, room - size)
             gained_s = joining * (batch.alpha_s + elapsed_s) - (size + later) * wait_s
             if gained_s > gain_s:
                 gain_s, best_s = gained_s, wait_s
-        if since > seats.free_since:
-            for wait_s, joining, later in company.following(since, now, most_s):
+        if since == oldest.arrival:
+            for wait_s, joining, later in comers.following(since, now, most_s):
                 joining = min(joining, room - size)
                 gained_s = (
                     joining * (batch.alpha_s - wait_s - size * batch.beta_s)
@@ -125,9 +129,7 @@ class Holder:
                     gain_s, best_s = gained_s, wait_s
         return until if best_s >= until - now else now + best_s
 
-    def _batch(
-        self, seats: ExecutorSeats, oldest: Request, size: int, room: int
-    ) -> _Batch | None:
+    def _batch(self, seats: ExecutorSeats, oldest: Request, size: int, room: int) -> _Batch | None:
         """What a batch costs, by its oldest member; None where nothing is known."""
         model = self._forecast.model(seats.name)
         if model is None or seats.capacity is None:
@@ -148,15 +150,14 @@ def _oldest(waiting: Sequence[TierQueue]) -> Request:
 
 
 def _bearable(waiting: Sequence[TierQueue], since: float, until: float) -> float:
-    """Until when the members can bear to be held."""
+    """Until when the members can bear to be held, at most `until`."""
     for queue in waiting:
-        # Who would expire meanwhile is not held at all: at its deadline it would be too late.
-        if (deadline := queue.next_deadline()) is not None and deadline <= until:
+        # Who would expire meanwhile is not held at all.
+        deadline = queue.next_deadline()
+        if deadline is not None and deadline - KEPT_S <= until:
             return since
-        for request in queue.live.values():
-            # What was late before it could go is not saved by going.
-            if since <= request.due < until:
-                until = request.due
+        if (due := queue.next_due()) is not None:
+            until = min(until, due - KEPT_S)
     return until
 
 

@@ -7,27 +7,39 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.request import Request, State
-from executor.contract import Capacity, Key, Submit
+from controller.scheduler import Charge
+from executor.contract import Capacity, Key, StepSample, Submit
 from policies.contract import Limits
+
+# Prompts go to an executor for so many steps ahead: fewer would leave a step unfilled while the
+# answer is on its way, more would queue where nobody can overtake.
+PROMPT_STEPS = 2
 
 
 class SeatState(StrEnum):
-    """A seat is running until its request ends otherwise than by the executor's own word; then
-    it is releasing, and taken, until the executor has acknowledged."""
+    """A seat is running until its request ends otherwise than by the executor's own word, or has
+    to make room: then it is releasing, or returning, and taken until the executor has acknowledged.
+    What a returning one still generates counts."""
 
     RUNNING = "running"
+    RETURNING = "returning"
     RELEASING = "releasing"
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for
-    and that its tier was charged, `paid` what of them came out of the tier's share."""
+    """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for,
+    `charge` what its tier was charged. `began` is the number of tokens that it had before, `moved`
+    whether it got one since; `trial` says that it was there when an attempt failed, and that it has
+    not moved since."""
 
     request: Request
     attempt: int
     booked: int
-    paid: float
+    charge: Charge
+    began: int
+    trial: bool
+    moved: bool = False
     state: SeatState = SeatState.RUNNING
 
     @property
@@ -41,7 +53,9 @@ class ExecutorSeats:
     """The ledger of one executor. `limits` and `epoch` are its group's, in force from now on.
 
     `free_since` is the instant from which it could take a request without a break until now, and
-    None while it can not; `reserved_tokens` is the KV memory that its requests may come to.
+    None while it can not; `reserved_tokens` is the KV memory that its requests may come to, and
+    `unbounded` how many of them may come to more than is reserved. `context_tokens` were read in
+    the last step, `prompt_tokens` are still to be prefilled, `trials` of its seats are on trial.
     """
 
     name: str
@@ -53,6 +67,13 @@ class ExecutorSeats:
     back_at: float | None = 0.0
     free_since: float | None = None
     reserved_tokens: int = 0
+    unbounded: int = 0
+    context_tokens: int = 0
+    prompt_tokens: int = 0
+    unmoved: int = 0
+    trials: int = 0
+    # Who did not fit into memory when last somebody looked; None once somebody left.
+    too_large: Request | None = None
     seats: dict[tuple[str, int], Seat] = field(default_factory=dict)
     by_tier: dict[str, int] = field(default_factory=dict)
 
@@ -92,28 +113,32 @@ class ExecutorSeats:
             self.free_since = now
         return room
 
-    def fits(self, request: Request) -> bool:
-        """Whether its memory suffices beside what the others may come to hold."""
-        assert self.capacity is not None
-        return not self.seats or (
-            self.reserved_tokens + request.work_tokens <= self.capacity.kv_tokens
-        )
+    def takes_prompts(self) -> bool:
+        """Whether another prompt would be begun soon: what waits inside is out of order."""
+        capacity = self.capacity
+        if capacity is None or capacity.runs_to_completion:
+            return True
+        return self.prompt_tokens < PROMPT_STEPS * self.step_tokens
 
     def tier_room(self, tier: str, seats: int | None) -> bool:
         """Whether a tier with a cap of `seats` (None: no cap) may take one more."""
         return seats is None or self.by_tier.get(tier, 0) < seats
 
-    def seat(self, request: Request, *, paid: float) -> Submit:
+    def seat(self, request: Request, charge: Charge) -> Submit:
         """Give a request a seat; answers the message that tells the executor."""
         request.attempt += 1
         request.state = State.RUNNING
         request.executor = self.name
         request.epoch = self.epoch
-        booked = request.work_tokens
-        seat = Seat(request, request.attempt, booked, paid)
+        booked, trial = request.work_tokens, request.suspects > 0
+        seat = Seat(request, request.attempt, booked, charge, len(request.tokens), trial)
         self.seats[request.id, request.attempt] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1
         self.reserved_tokens += booked
+        self.unbounded += request.expected_new_tokens is not None
+        self.prompt_tokens += len(request.prompt) + len(request.tokens)
+        self.unmoved += 1
+        self.trials += trial
         return Submit(
             request.id,
             request.attempt,
@@ -129,9 +154,31 @@ class ExecutorSeats:
 
     def leave(self, seat: Seat) -> None:
         """The seat is free."""
-        del self.seats[seat.request.id, seat.attempt]
-        self.by_tier[seat.request.tier] -= 1
+        request = seat.request
+        del self.seats[request.id, seat.attempt]
+        self.by_tier[request.tier] -= 1
         self.reserved_tokens -= seat.booked
+        self.unbounded -= request.expected_new_tokens is not None
+        self.too_large = None
+        if not seat.moved:
+            self.note_moved(seat)
+
+    def note_moved(self, seat: Seat) -> None:
+        """An attempt got its first token, or will never get one."""
+        seat.moved = True
+        self.unmoved -= 1
+        if seat.trial:
+            seat.trial = False
+            self.trials -= 1
+        if not self.unmoved:
+            # Prefixes that were cached were never computed: what is left is known to be nothing.
+            self.prompt_tokens = 0
+
+    def note_step(self, sample: StepSample) -> None:
+        """Keep what the last step says about the next."""
+        self.context_tokens = sample.context_tokens
+        if sample.prefill_tokens:
+            self.prompt_tokens = max(0, self.prompt_tokens - sample.prefill_tokens)
 
     def running(self) -> Iterator[Seat]:
         """The seats whose requests go on."""
@@ -142,7 +189,9 @@ class ExecutorSeats:
         seats = list(self.seats.values())
         self.seats.clear()
         self.by_tier.clear()
-        self.reserved_tokens = 0
+        self.reserved_tokens = self.unbounded = self.context_tokens = 0
+        self.prompt_tokens = self.unmoved = self.trials = 0
+        self.too_large = None
         self.capacity = None
         self.free_since = None
         return seats

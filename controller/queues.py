@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
 from controller.errors import InvalidRequest, QueueFull
+from controller.lines import Line, Lines
+from controller.promises import NOTHING_KNOWN, Judge, appoint
 from controller.request import Request, State
 from controller.tiers import Tier
-
-Order = Callable[[Request], float]
-
-
-def fcfs(request: Request) -> float:
-    """First come, first served, by arrival at the daemon: a request given back keeps its place."""
-    return request.arrival
 
 
 @dataclass(slots=True, eq=False)
@@ -35,39 +31,44 @@ class Permit:
 class TierQueue:
     """Requests of one tier that wait, and the places that are reserved for some to come.
 
-    `live` are those that wait, by id; it is there to be looked at often.
-    Places held by requests that were given back by an executor do not count against new ones:
-    those were admitted once and are never turned away a second time.
+    In order of their clients' turns (`controller.lines`) and of their ranks; who can no longer meet
+    the targets waits behind all others, oldest first. `waiting` counts all of them. Places held by
+    requests that were given back by an executor do not count against new ones: those were admitted
+    once and are never turned away a second time. `judge` says how long a request will take.
+    `tokens` are the work of all that wait, `prompts` the part of it that is prompts.
     """
 
-    def __init__(self, tier: Tier, *, order: Order = fcfs) -> None:
+    def __init__(self, tier: Tier, *, judge: Judge = lambda request: NOTHING_KNOWN) -> None:
         self.tier = tier
-        self._order = order
-        self._places = count()
-        self._heap: list[tuple[float, int, Request]] = []
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self.live: dict[str, Request] = {}
-        self._arrivals: deque[Request] = deque()
-        self._unlate: deque[Request] = deque()
-        self._late: set[str] = set()
+        self.waiting = 0
+        self.lines = Lines()
         self.reserved = Permit(tier.name, 0, 0, 0)
         self.tokens = 0
+        self.prompts = 0
         self.size = 0
+        self._judge = judge
+        self._places = count()
+        self._late = Line(0)
+        self._dues: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._arrivals: deque[Request] = deque()
         self._sizes: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.live)
+        return self.waiting
 
-    def reserve(self, requests: int, tokens: int, *, size: int) -> Permit:
-        """Take `requests` places. Raises QueueFull, saying which bound was met, and InvalidRequest
-        for what would not fit into an empty queue either."""
-        tier, held = self.tier, self.reserved
-        bounds = (
-            ("requests", len(self) + held.requests, requests, tier.max_queue_requests),
-            ("tokens", self.tokens + held.tokens, tokens, tier.max_queue_tokens),
-            ("bytes", self.size + held.size, size, tier.max_queue_bytes),
-        )
-        for unit, there, more, bound in bounds:
+    # --- at the door ------------------------------------------------------------------------
+
+    def reserve(
+        self, requests: int, tokens: int, *, size: int, lent: Permit | None = None
+    ) -> Permit:
+        """Take `requests` places; `lent` are those of ours that higher tiers sit on.
+
+        Raises QueueFull, saying which bound was met, and InvalidRequest for what would not fit
+        into an empty queue either.
+        """
+        tier = self.tier
+        for unit, more, there, bound in self._bounds(requests, tokens, size, lent=lent):
             if more > bound:
                 raise InvalidRequest(
                     f"{more} {unit} are more than the queue of tier '{tier.name}' ever takes: "
@@ -79,52 +80,87 @@ class TierQueue:
                     f"the queue of tier '{tier.name}' is full: {there} {unit} of {bound} waiting, "
                     f"no room for {more} more"
                 )
-        self._hold(requests, tokens, size)
-        return Permit(tier.name, requests, tokens, size)
+        return self.hold(requests, tokens, size=size)
+
+    def hold(self, requests: int, tokens: int, *, size: int) -> Permit:
+        """Take places (negative: let them go), whatever the bounds say."""
+        held = self.reserved
+        held.requests += requests
+        held.tokens += tokens
+        held.size += size
+        return Permit(self.tier.name, requests, tokens, size)
 
     def give_back(self, permit: Permit) -> None:
         """Return what is left of a permit; a second time changes nothing."""
-        self._hold(-permit.requests, -permit.tokens, -permit.size)
-        permit.requests = permit.tokens = permit.size = 0
+        if permit.requests or permit.tokens or permit.size:
+            self.hold(-permit.requests, -permit.tokens, size=-permit.size)
+            permit.requests = permit.tokens = permit.size = 0
+
+    def over(self, requests: int, tokens: int, size: int) -> tuple[int, int, int]:
+        """Requests, tokens and bytes by which so many more would be over the bounds, at least 0."""
+        bounds = self._bounds(requests, tokens, size, lent=None)
+        by = [max(0, there + more - bound) for _, more, there, bound in bounds]
+        return by[0], by[1], by[2]
+
+    def size_of(self, request: Request) -> int:
+        """Bytes that a waiting request counts for."""
+        return self._sizes.get(request.id, 0)
+
+    # --- who waits --------------------------------------------------------------------------
 
     def offer(self, request: Request, permit: Permit) -> None:
         """Let a request wait, in exchange for one place of its permit."""
-        if permit.requests < 1:
-            raise ValueError(f"request {request.id} was offered on a permit that is used up")
         share = permit.requests
+        if share < 1:
+            raise ValueError(f"request {request.id} was offered on a permit that is used up")
         tokens, size = permit.tokens // share, permit.size // share
-        permit.requests -= 1
+        permit.requests = share - 1
         permit.tokens -= tokens
         permit.size -= size
-        self._hold(-1, -tokens, -size)
-        self._sizes[request.id] = size
+        self.hold(-1, -tokens, size=-size)
+        if size:
+            self._sizes[request.id] = size
+            self.size += size
         request.place = next(self._places)
+        appoint(request, self.tier, self._judge(request))
         self._enter(request)
 
     def put_back(self, request: Request) -> None:
-        """Let a request wait again that an executor gave back, at the place of its arrival."""
-        self._sizes[request.id] = 0
+        """Let a request wait again that an executor gave back, at the place that it had."""
         self._enter(request)
 
     def head(self) -> Request | None:
         """Who goes next in this tier, left where it is."""
-        return _first(self._heap, self.live)
+        return self.lines.first() or self._late.first()
+
+    def firsts(self, count: int) -> list[Request]:
+        """The next `count` in order, left where they are."""
+        found = self.lines.firsts(count)
+        return found if len(found) == count else found + self._late.firsts(count - len(found))
 
     def take(self, request: Request) -> None:
         """Remove a request: it is dispatched, or it ended where it waited."""
-        del self.live[request.id]
+        line = request.line
+        assert isinstance(line, Line)
+        line.leave(request)
+        self.waiting -= 1
         self.tokens -= request.work_tokens
-        self.size -= self._sizes.pop(request.id)
-        self._late.discard(request.id)
-        self._trim(self._arrivals)
-        self._trim(self._unlate)
-        if len(self._heap) > 2 * len(self.live) + 64:
+        self.prompts -= len(request.prompt)
+        if self._sizes and (size := self._sizes.pop(request.id, 0)):
+            self.size -= size
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].line is None:
+            arrivals.popleft()
+        most = 2 * self.waiting + 64
+        if len(arrivals) > most or len(self._dues) > most or len(self._deadlines) > most:
             self._compact()
+
+    # --- time -------------------------------------------------------------------------------
 
     def expired(self, now: float) -> list[Request]:
         """Those whose `start_by` has come, still in the queue."""
         due = []
-        while (request := _first(self._deadlines, self.live)) is not None:
+        while (request := _first(self._deadlines)) is not None:
             if request.start_by is None or request.start_by > now:
                 break
             heapq.heappop(self._deadlines)
@@ -135,62 +171,88 @@ class TierQueue:
 
     def next_deadline(self) -> float | None:
         """The earliest `start_by` of those that wait."""
-        first = _first(self._deadlines, self.live)
+        first = _first(self._deadlines)
         return None if first is None else first.start_by
+
+    def too_late(self, now: float) -> list[Request]:
+        """Those that can no longer meet the targets since lately: behind all others now, still in
+        the queue."""
+        late = []
+        while (request := _first(self._dues)) is not None and request.due < now:
+            heapq.heappop(self._dues)
+            line = request.line
+            if not request.tokens and isinstance(line, Line) and line is not self._late:
+                line.leave(request)
+                request.rank = request.arrival
+                self._late.enter(request)
+                late.append(request)
+        return late
+
+    def next_due(self) -> float | None:
+        """The earliest `due` of those that can still meet the targets; None: nobody's matters."""
+        first = _first(self._dues)
+        return None if first is None else first.due
+
+    def late(self, now: float) -> int:
+        """How many wait that can no longer meet the targets: misses, although they have not
+        ended."""
+        self.too_late(now)
+        return self._late.waiting
 
     def oldest(self) -> Request | None:
         """Who has waited longest since its arrival."""
-        self._trim(self._arrivals)
         return self._arrivals[0] if self._arrivals else None
 
-    def late(self, now: float) -> int:
-        """How many wait beyond the target already: misses, although they have not ended."""
-        bound = self.tier.targets.start_s
-        while bound is not None and self._unlate and self._unlate[0].arrival + bound < now:
-            request = self._unlate.popleft()
-            if self.live.get(request.id) is request:
-                self._late.add(request.id)
-        return len(self._late)
+    def newest_first(self) -> Iterator[Request]:
+        """Those who wait and have not begun, the last to come first."""
+        return (one for one in reversed(self._arrivals) if one.line is not None and not one.tokens)
 
-    def _hold(self, requests: int, tokens: int, size: int) -> None:
-        self.reserved.requests += requests
-        self.reserved.tokens += tokens
-        self.reserved.size += size
+    # --- inside -----------------------------------------------------------------------------
+
+    def _bounds(
+        self, requests: int, tokens: int, size: int, *, lent: Permit | None
+    ) -> tuple[tuple[str, int, int, int], ...]:
+        """Unit, how many more, how many there are, and the bound."""
+        tier, held = self.tier, self.reserved
+        out = (0, 0, 0) if lent is None else (lent.requests, lent.tokens, lent.size)
+        return (
+            (
+                "requests",
+                requests,
+                self.waiting + held.requests + out[0],
+                tier.max_queue_requests,
+            ),
+            ("tokens", tokens, self.tokens + held.tokens + out[1], tier.max_queue_tokens),
+            ("bytes", size, self.size + held.size + out[2], tier.max_queue_bytes),
+        )
 
     def _enter(self, request: Request) -> None:
         request.state = State.QUEUED
-        self.live[request.id] = request
+        self.waiting += 1
         self.tokens += request.work_tokens
-        self.size += self._sizes[request.id]
-        heapq.heappush(self._heap, (self._order(request), request.place, request))
+        self.prompts += len(request.prompt)
+        self.lines.enter(request)
+        if request.due < math.inf:
+            heapq.heappush(self._dues, (request.due, request.place, request))
         if request.start_by is not None:
             heapq.heappush(self._deadlines, (request.start_by, request.place, request))
-        for line in (self._arrivals, self._unlate):
-            if line and line[-1].arrival > request.arrival:
-                bisect.insort(line, request, key=fcfs)
-            else:
-                line.append(request)
-
-    def _trim(self, line: deque[Request]) -> None:
-        while line and self.live.get(line[0].id) is not line[0]:
-            line.popleft()
+        arrivals = self._arrivals
+        if arrivals and arrivals[-1].arrival > request.arrival:
+            bisect.insort(arrivals, request, key=lambda one: one.arrival)
+        else:
+            arrivals.append(request)
 
     def _compact(self) -> None:
-        live = self.live
-        for heap in (self._heap, self._deadlines):
-            heap[:] = [entry for entry in heap if live.get(entry[2].id) is entry[2]]
+        for heap in (self._dues, self._deadlines):
+            heap[:] = [entry for entry in heap if entry[2].line is not None]
             heapq.heapify(heap)
-        for line in (self._arrivals, self._unlate):
-            kept = [request for request in line if live.get(request.id) is request]
-            line.clear()
-            line.extend(kept)
+        kept = [request for request in self._arrivals if request.line is not None]
+        self._arrivals.clear()
+        self._arrivals.extend(kept)
 
 
-def _first(heap: list[tuple[float, int, Request]], live: dict[str, Request]) -> Request | None:
-    """The first entry of a heap that still waits; those that left are dropped on the way.
-
-    A request that left and came back may stand there twice, at the same place: that does no harm.
-    """
-    while heap and live.get(heap[0][2].id) is not heap[0][2]:
+def _first(heap: list[tuple[float, int, Request]]) -> Request | None:
+    """The first entry of a heap that still waits; those that left are dropped on the way."""
+    while heap and heap[0][2].line is None:
         heapq.heappop(heap)
     return heap[0][2] if heap else None

@@ -49,10 +49,12 @@ class Request:
     daemon, before parsing. `start_by` and `finish_by` are monotonic deadlines: past the first a
     request expires that waits and has no token yet, past the second a running one ends too.
     `expected_new_tokens` is how long the completion is thought to become where the client set no
-    bound of its own. `place` orders those that arrived at one instant, and `due` is the instant by
-    which it has to begin to meet its tier's targets (infinite: there is none). `tokens` is the
+    bound of its own. `due` is the instant by which it has to begin to meet its tier's targets
+    (infinite: there is none); `rank` and then `place` order those of one client, and `line` is
+    where in its queue it waits, the queue's own business. `tokens` is the
     completion so far and survives a preemption; `attempt` counts dispatches, `preemptions` the
-    seats that it gave up for others, `faults` the attempts that an executor gave back or lost.
+    seats that it gave up for others, `faults` the attempts that an executor gave back or lost,
+    and `suspects` how many of those that were with it then may be to blame, until it moves again.
     """
 
     id: str
@@ -67,10 +69,13 @@ class Request:
     finish_by: float | None = None
     expected_new_tokens: int | None = None
     place: int = 0
+    rank: float = 0.0
     due: float = math.inf
+    line: object = None
     tokens: list[int] = field(default_factory=list)
     attempt: int = 0
     preemptions: int = 0
+    suspects: int = 0
     faults: int = 0
     state: State = State.QUEUED
     executor: str | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from controller.lines import NEW_WEIGHT, PROMPT_WEIGHT
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.tiers import Tier
@@ -25,6 +26,13 @@ class Pick(NamedTuple):
 
     request: Request
     turn: Turn
+
+
+class Charge(NamedTuple):
+    """What an attempt was booked with: tokens, and how many of them its tier was owed."""
+
+    tokens: int
+    paid: float
 
 
 @dataclass(slots=True)
@@ -54,6 +62,7 @@ class Scheduler:
         self._queues = sorted(queues, key=lambda queue: -queue.tier.priority)
         self._sharing = [queue for queue in self._queues if queue.tier.min_share > 0]
         self._accounts = {queue.tier.name: _Account() for queue in self._queues}
+        self._lines = {queue.tier.name: queue.lines for queue in self._queues}
 
     def pick(self, now: float, may_take: Callable[[Tier], bool] | None = None) -> Pick | None:
         """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left, where
@@ -61,7 +70,7 @@ class Scheduler:
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        waiting = [queue for queue in self._queues if queue.live]
+        waiting = [queue for queue in self._queues if queue.waiting]
         if may_take is not None:
             waiting = [queue for queue in waiting if may_take(queue.tier)]
         if not waiting:
@@ -77,28 +86,38 @@ class Scheduler:
         """Start the patience of tiers that begin to wait, and forget what idle ones were owed."""
         for queue in self._queues:
             account = self._accounts[queue.tier.name]
-            if not queue.live:
+            if not queue.waiting:
                 account.owed, account.progress = 0.0, None
             elif account.progress is None:
                 account.progress = now
 
-    def charge(self, tier: str, tokens: int) -> float:
-        """Book the tokens that a request of this tier may come to; answers what was paid of them
-        out of what the tier was owed, for `settle`."""
+    def charge(self, request: Request) -> Charge:
+        """Book the tokens that a request may still come to on its tier and client.
+
+        What is computed once more after a preemption is on nobody's account.
+        """
+        prompt = 0 if request.attempt else len(request.prompt)
+        new = request.work_tokens - len(request.prompt) - len(request.tokens)
+        self._lines[request.tier].charge(
+            request.client, PROMPT_WEIGHT * prompt + NEW_WEIGHT * max(0, new)
+        )
+        tokens = prompt + max(0, new)
         self._credit(tokens)
-        account = self._accounts[tier]
+        account = self._accounts[request.tier]
         if account.owed <= 0:
-            return 0.0
+            return Charge(tokens, 0.0)
         paid = min(account.owed, float(tokens))
         account.owed -= paid
-        return paid
+        return Charge(tokens, paid)
 
-    def settle(self, tier: str, *, booked: int, used: int, paid: float) -> None:
-        """Correct a booking once it is known what the request really used."""
-        if booked <= 0 or used >= booked:
-            return
-        self._accounts[tier].owed += paid * (booked - used) / booked
-        self._credit(used - booked)
+    def settle(self, request: Request, charge: Charge, *, unused: int) -> None:
+        """Correct a booking once it is known how many of its tokens were not used (negative: how
+        many more)."""
+        self._lines[request.tier].charge(request.client, -NEW_WEIGHT * unused)
+        if charge.tokens > 0 and unused > 0:
+            account = self._accounts[request.tier]
+            account.owed += charge.paid * unused / charge.tokens
+            self._credit(-unused)
 
     def progressed(self, tier: str, now: float) -> None:
         """The tier got a seat or a token: its patience starts again."""
@@ -131,6 +150,6 @@ class Scheduler:
 
     def _credit(self, tokens: int) -> None:
         for queue in self._sharing:
-            if queue.live:
+            if queue.waiting:
                 account = self._accounts[queue.tier.name]
                 account.owed = max(0.0, account.owed + queue.tier.min_share * tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from controller.batcher import Batcher
 from controller.listener import Listener
@@ -143,6 +144,7 @@ class Stage:
         finished: Sequence[str] = (),
         reason: FinishReason = "length",
         returned: Sequence[str] = (),
+        why: Literal["error", "out_of_memory"] = "error",
         released: Sequence[Key] = (),
         incarnation: int | None = None,
     ) -> list[tuple[Request, list[int]]]:
@@ -156,7 +158,7 @@ class Stage:
             epoch=0,
             tokens=[Tokens(name, attempt(name), index, ids) for name, index, ids in tokens],
             finished=[Finished(name, attempt(name), reason) for name in finished],
-            returned=[Returned(name, attempt(name), "error") for name in returned],
+            returned=[Returned(name, attempt(name), why) for name in returned],
             released=list(released),
         )
         streamed = self.batcher.on_report(

@@ -272,8 +272,12 @@ class TestLoss:
         stage.lose()
         assert stage.poll(1.0).work == {}
         stage.start()
+        # One after the other: whichever took the executor down does not take both.
         submits = stage.poll(2.0).work["e"].submit
-        assert [(s.request_id, s.attempt) for s in submits] == [(first.id, 2), (second.id, 2)]
+        assert [(s.request_id, s.attempt) for s in submits] == [(first.id, 2)]
+        stage.report(tokens=[("r0", 2, [7])])
+        (other,) = stage.poll(2.0).work["e"].submit
+        assert (other.request_id, other.attempt) == (second.id, 2)
         assert submits[0].tokens == [1] * 10 + [5, 6]
         assert submits[0].prompt_length == 10
         assert submits[0].max_new_tokens == 8
@@ -335,12 +339,48 @@ class TestLoss:
         stage.poll()
         assert [stage.outcome(r)[0] for r in requests] == [Outcome.FAILED] * 2
 
-    def test_returned_requests_are_submitted_again(self) -> None:
-        stage = Stage.build()
-        arrivals(stage, 2)
+    def test_a_failed_batch_is_tried_again_in_halves(self) -> None:
+        stage = Stage.build(size=8)
+        arrivals(stage, 8)
         stage.poll(0.0)
-        stage.report(returned=["r0", "r1"])
-        assert [s.attempt for s in stage.poll().work["e"].submit] == [2, 2]
+        stage.report(returned=[f"r{i}" for i in range(8)])
+        arrivals(stage, 1)
+        assert [s.request_id for s in stage.poll().work["e"].submit] == ["r0", "r1", "r2", "r3"]
+        stage.report(tokens=[(f"r{i}", 0, [1]) for i in range(3)])
+        assert [s.request_id for s in stage.poll().work["e"].submit] == ["r4", "r5", "r6"]
+        stage.report(tokens=[(f"r{i}", 0, [1]) for i in range(3, 7)])
+        assert [s.request_id for s in stage.poll().work["e"].submit] == ["r7"]
+        # Whoever was not there at the failure waits until all of them have moved.
+        stage.report(finished=["r0"])
+        assert stage.poll().work["e"].submit == []
+        stage.report(tokens=[("r7", 0, [1])])
+        assert [s.request_id for s in stage.poll().work["e"].submit] == ["r8"]
+
+    def test_one_bad_input_fails_alone(self) -> None:
+        stage = Stage.build(size=8)
+        requests = arrivals(stage, 8)
+        bad = requests[5]
+        for _ in range(40):
+            stage.poll()
+            running = stage.ids()
+            if bad.id in running:
+                stage.report(returned=running)
+            elif running:
+                stage.report(tokens=[(name, 0, [1] * 10) for name in running], finished=running)
+        ends = [stage.outcome(request) for request in requests]
+        assert ends[5] == (Outcome.FAILED, "executor_failed")
+        assert [end for end in ends if end == (Outcome.FINISHED, "length")] == ends[:5] + ends[6:]
+
+    def test_who_only_had_no_place_in_memory_beside_others_is_not_to_blame(self) -> None:
+        stage = Stage.build(size=2)
+        arrivals(stage, 2)
+        for _ in range(5):
+            stage.poll()
+            stage.report(returned=["r1"], why="out_of_memory")
+        stage.poll()
+        stage.report(tokens=[("r1", 0, [1] * 10)], finished=["r1"])
+        stage.poll()
+        assert [ended.outcome for ended in stage.ended] == [Outcome.FINISHED]
 
 
 class TestSeveralExecutors:

@@ -66,7 +66,7 @@ async def test_a_full_queue_is_a_429_before_any_text_is_rendered_or_tokenised(
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry_after"),
     [
-        (Infeasible("too late", retry_after_s=3.0), 429, "rate_limit_exceeded", "3"),
+        (Infeasible("too late", retry_after_s=3.0), 429, "infeasible", "3"),
         (QueueFull("full"), 429, "rate_limit_exceeded", "1"),
         (Draining("on the way down"), 503, "draining", "1"),
         (NotReady("loading", retry_after_s=0.5), 503, "not_ready", "1"),

@@ -1,0 +1,148 @@
+"""Whose request is next within a tier: the client that was served least, and of its own the first.
+
+Fairness between clients is the Virtual Token Counter (Sheng et al., OSDI 2024): each client is
+charged for what it is served, a prompt token 1 and a generated token 2, and the one with the
+smallest counter goes next. A client that comes (back) is lifted to the smallest counter of those
+that wait, so that nobody saves up by staying away. Charged is what is expected, at dispatch, and
+corrected at the end: with many requests in flight, charging token by token would come too late.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from controller.request import Request
+
+PROMPT_WEIGHT = 1
+NEW_WEIGHT = 2
+
+
+class Line:
+    """The waiting requests of one client, by `rank`, then `place`. Those that left stay in the heap
+    until they come to its top: what waits here has `request.line is self`."""
+
+    __slots__ = ("counter", "heap", "order", "waiting")
+
+    def __init__(self, order: int) -> None:
+        """`order` tells lines of equal counters apart."""
+        self.order = order
+        self.heap: list[tuple[float, int, Request]] = []
+        self.counter = 0.0
+        self.waiting = 0
+
+    def enter(self, request: Request) -> None:
+        """Wait here."""
+        request.line = self
+        self.waiting += 1
+        heapq.heappush(self.heap, (request.rank, request.place, request))
+
+    def leave(self, request: Request) -> None:
+        """Wait here no more."""
+        request.line = None
+        self.waiting -= 1
+        heap = self.heap
+        if len(heap) > 2 * self.waiting + 64:
+            heap[:] = [entry for entry in heap if entry[2].line is self]
+            heapq.heapify(heap)
+
+    def first(self) -> Request | None:
+        """Who is next here."""
+        heap = self.heap
+        while heap:
+            request = heap[0][2]
+            if request.line is self:
+                return request
+            heapq.heappop(heap)
+        return None
+
+    def firsts(self, count: int) -> list[Request]:
+        """The next `count`, in order, left where they are."""
+        heap, popped = self.heap, []
+        found: list[Request] = []
+        while heap and len(found) < count:
+            entry = heapq.heappop(heap)
+            # One that left and came back may stand here twice.
+            if entry[2].line is self and (not found or found[-1] is not entry[2]):
+                found.append(entry[2])
+                popped.append(entry)
+        for entry in popped:
+            heapq.heappush(heap, entry)
+        return found
+
+
+class Lines:
+    """The lines of all clients of a tier."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        # (counter, order of the client's coming, line); stale where the counter has moved.
+        self._least: list[tuple[float, int, Line]] = []
+        self._last = 0.0
+        self._alone: Line | None = None
+
+    def enter(self, request: Request) -> None:
+        """A request waits in its client's line."""
+        line = self._lines.get(request.client)
+        if line is None:
+            line = self._open(request.client)
+        if not line.waiting and self._alone is None:
+            least = self._first_line()
+            line.counter = max(line.counter, self._last if least is None else least.counter)
+            self._note(line)
+        line.enter(request)
+
+    def first(self) -> Request | None:
+        """Who is next: the first of the client that was served least."""
+        line = self._first_line()
+        return None if line is None else line.first()
+
+    def firsts(self, count: int) -> list[Request]:
+        """Who would be next if nobody were charged meanwhile; at most `count`."""
+        found: list[Request] = []
+        lines = [line for line in self._lines.values() if line.waiting]
+        for line in sorted(lines, key=lambda line: line.counter):
+            found += line.firsts(count - len(found))
+            if len(found) == count:
+                break
+        return found
+
+    def charge(self, client: str, tokens: float) -> None:
+        """Book weighted tokens on a client; negative ones correct what was booked too much."""
+        line = self._lines.get(client)
+        if line is None:
+            return
+        if tokens > 0:
+            self._last = max(self._last, line.counter)
+        line.counter += tokens
+        if line.waiting and self._alone is None:
+            self._note(line)
+
+    def counters(self) -> dict[str, float]:
+        """Weighted tokens by client."""
+        return {client: line.counter for client, line in self._lines.items()}
+
+    def _open(self, client: str) -> Line:
+        """The line of a client who was never here. While there is but one, nobody is compared."""
+        line = self._lines[client] = Line(len(self._lines))
+        first, self._alone = self._alone, line if len(self._lines) == 1 else None
+        if first is not None:
+            self._note(first)
+        return line
+
+    def _note(self, line: Line) -> None:
+        if len(self._least) > 4 * len(self._lines) + 64:
+            waiting = (one for one in self._lines.values() if one.waiting)
+            self._least = [(one.counter, one.order, one) for one in waiting]
+            heapq.heapify(self._least)
+        heapq.heappush(self._least, (line.counter, line.order, line))
+
+    def _first_line(self) -> Line | None:
+        if (alone := self._alone) is not None:
+            return alone if alone.waiting else None
+        least = self._least
+        while least:
+            counter, _, line = least[0]
+            if line.waiting and line.counter == counter:
+                return line
+            heapq.heappop(least)
+        return None

@@ -1,0 +1,224 @@
+"""Who has to give up a seat so that a higher tier keeps its promise, and when.
+
+Only a strictly lower tier makes room, and only where the one that waits would otherwise miss its
+time to first token, or decode beyond its inter-token target beside those that run. A victim keeps
+its arrival, tokens and place, loses its seat three times at most, and not within `SETTLE_TOKENS` of
+coming back; of its tier, as many go on as its `min_share` of the seats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controller.forecast import Forecast
+from controller.ledger import ExecutorSeats, Seat, SeatState
+from controller.memory import peak_tokens
+from controller.queues import TierQueue
+from controller.request import Request
+from controller.tiers import Tier
+
+MAX_PREEMPTIONS = 3
+SETTLE_TOKENS = 32
+# A seat that becomes free by itself is waited for until so much of the time to first token is
+# gone: predictions err, and what is left has to do for the prefill of all that wait.
+PATIENCE = 0.5
+# Nobody joins who would bring a step closer than this to the target of a higher tier: else the next
+# token would send him away again.
+JOIN_BELOW = 0.95
+# The step under way, and the one whose report says that the seat is free.
+HANDOVER_STEPS = 2
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Seats that must be given up now, and the instant at which to look again."""
+
+    seats: list[tuple[ExecutorSeats, Seat]] = field(default_factory=list)
+    look_at: float | None = None
+
+    def look_again(self, instant: float) -> None:
+        """Look again then, or before."""
+        if self.look_at is None or instant < self.look_at:
+            self.look_at = instant
+
+
+class Preemptor:
+    """Looks at who still waits after all free seats were given away."""
+
+    def __init__(
+        self,
+        queues: Mapping[str, TierQueue],
+        executors: Mapping[str, ExecutorSeats],
+        forecast: Forecast,
+    ) -> None:
+        # Highest first; nobody is below the last one.
+        self._queues = sorted(queues.values(), key=lambda queue: -queue.tier.priority)
+        self._tiers = {queue.tier.name: queue.tier for queue in self._queues}
+        self._executors = executors
+        self._forecast = forecast
+        # By tier and executor: until when this head of the queue can wait.
+        self._patient: dict[tuple[str, str], tuple[Request, float]] = {}
+
+    def look(self, now: float) -> Verdict:
+        """Who has to go. The seats are not touched."""
+        verdict = Verdict()
+        able = [seats for seats in self._executors.values() if _able(seats)]
+        for queue in self._queues[:-1]:
+            for seats in able:
+                if self._has_lower(seats, queue.tier):
+                    self._make_room(queue, seats, verdict, now=now)
+                    self._relieve(queue.tier, seats, verdict)
+        return verdict
+
+    def may_join(self, request: Request, seats: ExecutorSeats) -> bool:
+        """Whether those of higher tiers that run there keep their inter-token targets beside it."""
+        priority = self._tiers[request.tier].priority
+        bounds = [
+            itl_s
+            for queue in self._queues
+            if queue.tier.priority > priority
+            and (itl_s := queue.tier.targets.itl_s) is not None
+            and seats.by_tier.get(queue.tier.name)
+        ]
+        if not bounds:
+            return True
+        context = len(request.prompt) + len(request.tokens)
+        step_s = self._forecast.step_s(seats, 1, context=context)
+        return step_s is None or step_s <= JOIN_BELOW * min(bounds)
+
+    def _make_room(
+        self, queue: TierQueue, seats: ExecutorSeats, verdict: Verdict, *, now: float
+    ) -> None:
+        """For each that waits and would be late: the next free seat, or a victim's."""
+        head = queue.head()
+        if head is None or queue.next_due() is None:
+            return
+        patient = self._patient.get((queue.tier.name, seats.name))
+        if patient is not None and patient[0] is head and now < patient[1]:
+            verdict.look_again(patient[1])
+            return
+        victims = self._victims(seats, queue.tier, verdict)
+        if seats.room() and seats.takes_prompts() and not seats.trials:
+            # There are seats: what lacks is memory.
+            if self._is_urgent(head, seats, 1, verdict=verdict, now=now):
+                verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
+            return
+        coming = sum(seat.state is not SeatState.RUNNING for seat in seats.seats.values())
+        coming += sum(one is seats for one, _ in verdict.seats)
+        for number, request in enumerate(queue.firsts(coming + len(victims)), 1):
+            if number <= coming or not victims:
+                continue
+            if not self._is_urgent(request, seats, number, verdict=verdict, now=now):
+                return
+            verdict.seats.append((seats, victims.pop(0)))
+
+    def _is_urgent(
+        self, request: Request, seats: ExecutorSeats, number: int, *, verdict: Verdict, now: float
+    ) -> bool:
+        """Whether the `number`-th that waits would be late if it waited for a seat; where it can
+        still wait, `verdict` says until when."""
+        if request.tokens or not now <= request.due < float("inf"):
+            return False
+        wait_s, step_s = self._forecast.seat_s(seats, number), self._forecast.step_s(seats)
+        if wait_s is None or step_s is None:
+            return True
+        patient_until = request.arrival + PATIENCE * (request.due - request.arrival)
+        patient_until -= HANDOVER_STEPS * step_s
+        if now + wait_s > patient_until:
+            return True
+        if number == 1:
+            self._patient[request.tier, seats.name] = (request, patient_until)
+        verdict.look_again(patient_until)
+        return False
+
+    def _relieve(self, tier: Tier, seats: ExecutorSeats, verdict: Verdict) -> None:
+        """Send away as many of lower tiers as make the step short enough for those who run of this
+        one, if that can be had."""
+        itl_s, rows = tier.targets.itl_s, len(seats.seats)
+        model = self._forecast.model(seats.name)
+        if itl_s is None or model is None or not seats.by_tier.get(tier.name):
+            return
+        going = sum(seat.state is not SeatState.RUNNING for seat in seats.seats.values())
+        going += sum(one is seats for one, _ in verdict.seats)
+        mean = seats.context_tokens / rows
+        if model.predict(rows - going, mean * (rows - going)) <= itl_s:
+            return
+        victims = self._victims(seats, tier, verdict)
+        for count in range(1, len(victims) + 1):
+            left = rows - going - count
+            if model.predict(left, mean * left) <= itl_s:
+                verdict.seats += [(seats, seat) for seat in victims[:count]]
+                return
+
+    def _has_lower(self, seats: ExecutorSeats, tier: Tier) -> bool:
+        return any(
+            count and self._tiers[name].priority < tier.priority
+            for name, count in seats.by_tier.items()
+        )
+
+    def _victims(self, seats: ExecutorSeats, tier: Tier, verdict: Verdict) -> list[Seat]:
+        """Who may be sent away for this tier: the lowest tier first, then who loses least."""
+        lower = {t.name: t.priority for t in self._tiers.values() if t.priority < tier.priority}
+        taken = {id(seat) for _, seat in verdict.seats}
+        able = [
+            seat
+            for seat in seats.seats.values()
+            if seat.request.tier in lower and id(seat) not in taken and _may_go(seat)
+        ]
+        able.sort(key=lambda seat: (lower[seat.request.tier], _held(seat)))
+        left = {name: self._may_lose(seats, name) for name in lower}
+        chosen = []
+        for seat in able:
+            if left[seat.request.tier] > 0:
+                left[seat.request.tier] -= 1
+                chosen.append(seat)
+        return chosen
+
+    def _may_lose(self, seats: ExecutorSeats, name: str) -> int:
+        """How many seats of a tier may go until it is left with its share of them."""
+        keeps = int(self._tiers[name].min_share * seats.size_limit)
+        going_on = sum(seat.request.tier == name for seat in seats.running())
+        return going_on - keeps
+
+    def _for_memory(
+        self, request: Request, seats: ExecutorSeats, victims: Sequence[Seat]
+    ) -> list[Seat]:
+        """The fewest victims whose memory, beside what is on its way back, makes the request fit;
+        none where even all of them would not do."""
+        assert seats.capacity is not None
+        stay = {
+            id(seat): (self._forecast.to_come(seat.request), _held(seat))
+            for seat in seats.running()
+        }
+        want = (request.work_tokens - len(request.prompt), len(request.prompt))
+        going: list[Seat] = []
+        for seat in [None, *victims]:
+            if seat is not None:
+                going.append(seat)
+                del stay[id(seat)]
+            if peak_tokens([*stay.values(), want]) <= seats.capacity.kv_tokens:
+                return going
+        return []
+
+
+def _able(seats: ExecutorSeats) -> bool:
+    capacity = seats.capacity
+    return (
+        capacity is not None
+        and capacity.can_preempt
+        and capacity.can_resume
+        and not capacity.runs_to_completion
+    )
+
+
+def _may_go(seat: Seat) -> bool:
+    request = seat.request
+    if seat.state is not SeatState.RUNNING or request.preemptions >= MAX_PREEMPTIONS:
+        return False
+    return not request.preemptions or len(request.tokens) - seat.began >= SETTLE_TOKENS
+
+
+def _held(seat: Seat) -> int:
+    """Tokens of KV that a sequence has, and that would have to be computed again."""
+    return len(seat.request.prompt) + len(seat.request.tokens)
