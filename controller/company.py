@@ -21,16 +21,16 @@ from executor.contract import Report
 POINTS_S = (0.001, 0.002, 0.005, 0.010, 0.020, 0.040, 0.080, 0.160)
 REACH_S = POINTS_S[-1]
 _SIZE = len(POINTS_S)
-# So many batches later, what was seen of those who come back counts half.
+# So many batches, or starts, later what was seen counts half.
 HALF_LIFE_BATCHES = 16.0
-# So many usual gaps later, what was seen of starts from rest counts half: what has not happened
-# for much longer than it used to take is over.
-HALF_LIFE_GAPS = 8.0
+HALF_LIFE_STARTS = 32.0
+# After a pause of more than so many usual ones, what was before is over.
+LONG_GAPS = 5.0
 _GAP_MEMORY = 0.75
-# One burst is chance.
-LEAST_STARTS = 1.5
-# After so many starts in a row that stayed alone nobody is waited for, whatever was before.
-MOST_ALONE = 3
+# Nobody is waited for before company came to this many starts: one burst is chance.
+LEAST_MET = 1.5
+# A run of lone starts that was less likely than this, by what was seen before, ends the waiting.
+LEAST_CHANCE = 0.05
 
 
 class Outlook(NamedTuple):
@@ -65,7 +65,8 @@ class Curve:
         self._came = [0.0] * _SIZE
         self._units = [0.0] * _SIZE
         self._mean = [0.0] * _SIZE
-        self._alone = [0] * _SIZE
+        self._met = [0.0] * _SIZE
+        self._chance = [1.0] * _SIZE
         self._all_came = 0.0
         self._all_units = 0.0
 
@@ -75,9 +76,12 @@ class Curve:
         self._all_units += window.units
         reached = bisect_left(POINTS_S, until - window.at)
         for index, total in enumerate(accumulate(window.came[:reached])):
+            met, units = self._met[index], self._units[index]
+            # The half keeps what was seen a few times from being held for certain.
+            self._chance[index] = 1.0 if total else self._chance[index] * (1 - met / (units + 0.5))
             self._came[index] += total
             self._units[index] += window.units
-            self._alone[index] = 0 if total else self._alone[index] + 1
+            self._met[index] += total > 0
         # The far points are seen less often, and still nobody who has come goes away.
         means = (c / u if u else 0.0 for c, u in zip(self._came, self._units, strict=True))
         self._mean = list(accumulate(means, max))
@@ -86,19 +90,16 @@ class Curve:
         """Let all that was seen count `keep` (0..1) of what it did."""
         self._came = [value * keep for value in self._came]
         self._units = [value * keep for value in self._units]
+        self._met = [value * keep for value in self._met]
         self._all_came *= keep
         self._all_units *= keep
-
-    def seen(self) -> float:
-        """How many units stand behind the curve, as far as they still count."""
-        return self._all_units
 
     def outlooks(self, elapsed_s: float, most_s: float, *, left: int | None) -> list[Outlook]:
         """Who may be expected at each point from `elapsed_s` to `most_s` after the instant.
 
         The means are lowered by one standard deviation of a Poisson count. `left` is how many of
-        the units have not come yet, each of whom comes by itself; None: a unit is a start, and
-        points at which the last ones stayed alone are not expected to bring anybody.
+        the units have not come yet, each of whom comes by itself; None: a unit is a start, of
+        which many have to have met with company, and not many lately without.
         """
         if not self._all_units:
             return []
@@ -111,7 +112,7 @@ class Curve:
             if last:
                 x, mean = most_s, self._at(most_s)
             count = (mean - gone) * units
-            if count > 1 and (left is not None or self._alone[index] < MOST_ALONE):
+            if count > 1 and (left is not None or self._promises(index)):
                 surely = (count - math.sqrt(count)) / units
                 later = max(0.0, total - mean)
                 if left is not None:
@@ -121,6 +122,9 @@ class Curve:
             if last:
                 break
         return found
+
+    def _promises(self, index: int) -> bool:
+        return self._met[index] >= LEAST_MET and self._chance[index] >= LEAST_CHANCE
 
     def _at(self, x: float) -> float:
         """The mean at any point: straight lines between the points, from nothing at 0."""
@@ -146,6 +150,7 @@ class Comers:
         self._begun: _Window | None = None
         self._begun_at: float | None = None
         self._gap_s: float | None = None
+        self._over = False
         self.held_since: float | None = None
 
     def batch_over(self, members: int, now: float) -> None:
@@ -165,7 +170,7 @@ class Comers:
         if self._begun_at is not None:
             gap_s = since - self._begun_at
             usual_s = gap_s if self._gap_s is None else self._gap_s
-            self._start.forget(0.5 ** (gap_s / (HALF_LIFE_GAPS * usual_s)))
+            self._over = gap_s > LONG_GAPS * usual_s
             self._gap_s = _GAP_MEMORY * usual_s + (1 - _GAP_MEMORY) * gap_s
         self._begun, self._begun_at = _Window(since, 1), since
 
@@ -186,13 +191,14 @@ class Comers:
 
     def following(self, since: float, now: float, most_s: float) -> list[Outlook]:
         """Who may be expected to follow on one that came at `since` and found nobody."""
-        if self._start.seen() < LEAST_STARTS or now - since >= REACH_S:
+        if self._over or now - since >= REACH_S:
             return []
         return self._start.outlooks(now - since, now - since + most_s, left=None)
 
     def _close_start(self, now: float) -> None:
         if self._begun is not None:
             self._start.learn(self._begun, now)
+            self._start.forget(0.5 ** (1 / HALF_LIFE_STARTS))
             self._begun = None
 
 
