@@ -98,7 +98,9 @@ class FreeDesk:
         """See Desk."""
         return self._text, self._capacity
 
-    def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
+    def reserve(
+        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+    ) -> Permit:
         """See Desk."""
         return Permit(tier, requests, tokens, size)
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from controller.admission import Admission
@@ -18,6 +19,7 @@ from controller.hold import Holder, HoldRule
 from controller.ledger import ExecutorSeats, Seat, SeatState
 from controller.lengths import LengthHistory
 from controller.listener import Audience, Listener
+from controller.pacing import Pace
 from controller.plan import Plan
 from controller.preemption import Preemptor
 from controller.queues import Permit, TierQueue
@@ -60,6 +62,7 @@ class Batcher:
         self._audience = Audience((*listeners, comers))
         self.book = Book(self._audience)
         self._returns = Returns(self.queues, self.book, self._lengths, audience=self._audience)
+        self._paces = {name: Pace(tiers) for name in groups}
         self._preemptor = Preemptor(self.queues, self.executors, self.forecast)
         self._former = Former(
             self.queues,
@@ -67,12 +70,15 @@ class Batcher:
             self.executors,
             forecast=self.forecast,
             preemptor=self._preemptor,
+            paces=self._paces,
             holder=Holder(hold, self.forecast, comers),
             audience=self._audience,
         )
         self._release: dict[str, list[Key]] = {}
         # Executors that are owed a message although nothing may be for them in it: the limits.
         self._owed_answer: set[str] = set()
+        # Whether a step was done that somebody was waiting for.
+        self._is_stirred = False
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -185,8 +191,10 @@ class Batcher:
             return []
         for tell in self._audience.stepped:
             tell(seats, report, now)
-        if report.sample is not None:
-            seats.note_step(report.sample)
+        seats.note_step(report)
+        self._paces[executor].stepped(seats, report)
+        if self._former.is_waiting_for_a_step:
+            self._is_stirred = True
         streamed = []
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
@@ -219,6 +227,7 @@ class Batcher:
 
     def poll(self, now: float) -> Plan:
         """Expire, dispatch, and answer what is to be done."""
+        self._is_stirred = False
         waiting = [queue for queue in self.queues.values() if queue.waiting]
         self._expire(waiting, now)
         self.scheduler.note_waiting(now)
@@ -238,7 +247,7 @@ class Batcher:
 
     def has_news(self) -> bool:
         """Whether a poll would have more to say than the one before, time aside."""
-        return bool(self._owed_answer or self._release or self.book.has_ended())
+        return bool(self._owed_answer or self._release or self._is_stirred or self.book.has_ended())
 
     def queued(self) -> int:
         """How many requests wait, over all tiers."""
@@ -315,7 +324,8 @@ class Batcher:
                 self.cancel(request.id, now, Outcome.EXPIRED, "start_by")
             late = queue.too_late(now)
             if queue.tier.late == "drop":
-                for request in late:
+                # A target that cannot be met at all would turn everybody away: those may wait.
+                for request in (one for one in late if one.due > -math.inf):
                     self.cancel(request.id, now, Outcome.EXPIRED, "late")
         for request in self.book.overdue(now):
             self.cancel(request.id, now, Outcome.EXPIRED, "finish_by")

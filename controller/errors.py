@@ -122,9 +122,11 @@ class Infeasible(CapacityError):
 
 
 class Shed(CapacityError):
-    """Turned away by lot, because a higher tier misses its targets."""
+    """Turned away by lot, because a higher tier misses its targets. An SDK that draws again at once
+    would undo that and multiply the load."""
 
     code = "shed"
+    should_retry = False
 
 
 class Expired(CapacityError):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from controller.ledger import ExecutorSeats, SeatState
 from controller.lengths import LengthHistory
+from controller.memory import peak_tokens
 from controller.promises import NOTHING_KNOWN, Need
 from controller.request import Request
 from policies.contract import StepEstimate
 
 Estimate = Callable[[str], StepEstimate | None]
+
+# Predictions err: of the memory, so much is planned with.
+KV_PLANNED = 0.97
 
 
 class Forecast:
@@ -43,6 +48,11 @@ class Forecast:
             return None
         return model.predict(len(seats.seats) + more, seats.context_tokens + context)
 
+    def begun_s(self, seats: ExecutorSeats) -> float:
+        """What the prompts that an executor has begun still take, apart from others' decoding."""
+        model = self._estimate(seats.name)
+        return 0.0 if model is None else model.d * seats.prompt_tokens
+
     def need(self, request: Request) -> Need:
         """What a request takes from its dispatch on, beside those that run now."""
         for seats in self._executors.values():
@@ -70,6 +80,41 @@ class Forecast:
             known = self._lengths[request.tier].expected(has, at_most=request.max_new_tokens)
             expected = has + max(16, has // 8) if known is None else known
         return max(1, min(expected, request.max_new_tokens) - has)
+
+    def fits(
+        self, seats: ExecutorSeats, request: Request, *, without: Container[tuple[str, int]]
+    ) -> bool:
+        """Whether the memory suffices for a request when those that run hold the most; `without`
+        are the keys of seats that will be free by then."""
+        assert seats.capacity is not None
+        holdings, known = [], 0
+        for key, seat in seats.seats.items():
+            has = len(seat.request.prompt) + len(seat.request.tokens)
+            known += has if seat.moved else 0
+            if key not in without:
+                holdings.append((self.to_come(seat.request), has))
+        has = len(request.prompt) + len(request.tokens)
+        holdings.append((request.work_tokens - has, has))
+        # Blocks are held whole: what an executor says that it holds is more than the tokens.
+        beyond = 0 if seats.kv_tokens is None else max(0, seats.kv_tokens - known)
+        return peak_tokens(holdings) + beyond <= KV_PLANNED * seats.capacity.kv_tokens
+
+    def memory_s(self, seats: ExecutorSeats, request: Request) -> float | None:
+        """Until enough of those that run have ended for a request to fit. Infinite: never."""
+        step_s = self.step_s(seats)
+        if step_s is None:
+            return None
+        ends = sorted(
+            (self.to_come(seat.request), key)
+            for key, seat in seats.seats.items()
+            if seat.state is SeatState.RUNNING
+        )
+
+        def enough(count: int) -> bool:
+            return self.fits(seats, request, without={key for _, key in ends[:count]})
+
+        first = bisect.bisect_left(range(1, len(ends) + 1), True, key=enough)
+        return ends[first][0] * step_s if first < len(ends) else math.inf
 
     def seat_s(self, seats: ExecutorSeats, count: int) -> float | None:
         """Until `count` more seats than now are free by themselves. Infinite: never."""

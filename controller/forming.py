@@ -10,7 +10,7 @@ from controller.grouping import Company, padding
 from controller.hold import Hold, Holder
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
-from controller.memory import peak_tokens
+from controller.pacing import Pace
 from controller.plan import Dispatch, Why
 from controller.preemption import Preemptor
 from controller.queues import TierQueue
@@ -19,9 +19,6 @@ from controller.scheduler import Pick, Scheduler, Turn
 from controller.tiers import Tier
 from executor.contract import Submit
 from policies.contract import Limits
-
-# Blocks are held whole, and predictions err: of the memory, so much is planned with.
-KV_PLANNED = 0.97
 
 
 @dataclass(slots=True)
@@ -62,21 +59,26 @@ class Former:
         *,
         forecast: Forecast,
         preemptor: Preemptor,
+        paces: Mapping[str, Pace],
         holder: Holder,
         audience: Audience,
     ) -> None:
         self._queues = queues
         self._forecast = forecast
         self._preemptor = preemptor
+        self._paces = paces
         self._holder = holder
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
+        # Whether seats were left free that the next report of a step may let somebody take.
+        self.is_waiting_for_a_step = False
         self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
 
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
         formed = Formed({}, [], [])
+        self.is_waiting_for_a_step = False
         waiting = [queue for queue in self._queues.values() if queue.waiting]
         if not waiting:
             return formed
@@ -85,7 +87,7 @@ class Former:
         open_ = self._open(now, formed, waiting=waiting, draining=draining)
         while open_:
             batch = min(open_, key=_work_there) if len(open_) > 1 else open_[0]
-            if len(batch.members) < batch.room and self._seat_next(batch, now):
+            if len(batch.members) < batch.room and self._seat_next(batch, now, formed):
                 continue
             open_.remove(batch)
             batch.seats.note_room(now)
@@ -113,7 +115,7 @@ class Former:
                 batches.append(_Batch(seats, verdict, room, [], self._company(seats, room)))
         return batches
 
-    def _seat_next(self, batch: _Batch, now: float) -> bool:
+    def _seat_next(self, batch: _Batch, now: float, formed: Formed) -> bool:
         seats = batch.seats
         if self._capped or seats.limits.tiers:
             pick = self._scheduler.pick(
@@ -121,7 +123,10 @@ class Former:
             )
         else:
             pick = self._scheduler.pick(now)
-        if pick is None or not seats.takes_prompts():
+        if pick is None:
+            return False
+        if not seats.takes_prompts() or not self._keeps_pace(seats, pick, now, formed):
+            self.is_waiting_for_a_step = True
             return False
         request = pick.request
         if batch.company is not None:
@@ -132,7 +137,8 @@ class Former:
         self._queues[request.tier].take(request)
         charge = self._scheduler.charge(request)
         self._scheduler.progressed(request.tier, now)
-        batch.members.append(seats.seat(request, charge))
+        priority = self._queues[request.tier].tier.priority
+        batch.members.append(seats.seat(request, charge, priority=priority))
         if request.times.dispatched is None:
             request.times.dispatched = now
             if batch.hold.held:
@@ -150,10 +156,27 @@ class Former:
             return None
         return Company(self._queues, self._forecast, room)
 
+    def _keeps_pace(self, seats: ExecutorSeats, pick: Pick, now: float, formed: Formed) -> bool:
+        """Whether those who decode can afford another prompt beside them; else when they can."""
+        if pick.turn is not Turn.PRIORITY or not seats.seats:
+            return True
+        priority = self._queues[pick.request.tier].tier.priority
+        wait_s = self._paces[seats.name].wait_s(
+            seats,
+            priority,
+            step_s=self._forecast.step_s(seats),
+            begun_s=self._forecast.begun_s(seats),
+            late=pick.request.due < now,
+        )
+        if wait_s > 0:
+            formed.held_until.append(now + wait_s)
+        return wait_s <= 0
+
     def _may_sit(self, seats: ExecutorSeats, pick: Pick, request: Request) -> bool:
         # Of those who were there at a failure half go at a time, and nobody beside them: so the one
         # that is to blame is found, and fails alone.
         if seats.trials and seats.trials >= max(1, request.suspects // 2):
+            self.is_waiting_for_a_step = True
             return False
         if pick.turn is Turn.PRIORITY and not self._preemptor.may_join(request, seats):
             return False
@@ -171,13 +194,7 @@ class Former:
         # What somebody will hold in the end changes little until somebody leaves.
         if seats.too_large is request:
             return False
-        to_come, has = self._forecast.to_come, len(request.prompt) + len(request.tokens)
-        holdings = [
-            (to_come(seat.request), len(seat.request.prompt) + len(seat.request.tokens))
-            for seat in seats.seats.values()
-        ]
-        holdings.append((request.work_tokens - has, has))
-        fits = peak_tokens(holdings) <= KV_PLANNED * in_all
+        fits = self._forecast.fits(seats, request, without=frozenset())
         seats.too_large = None if fits else request
         return fits
 

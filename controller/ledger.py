@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from controller.request import Request, State
 from controller.scheduler import Charge
-from executor.contract import Capacity, Key, StepSample, Submit
+from executor.contract import Capacity, Key, Report, Submit
 from policies.contract import Limits
 
 # Prompts go to an executor for so many steps ahead: fewer would leave a step unfilled while the
@@ -55,7 +55,8 @@ class ExecutorSeats:
     `free_since` is the instant from which it could take a request without a break until now, and
     None while it can not; `reserved_tokens` is the KV memory that its requests may come to, and
     `unbounded` how many of them may come to more than is reserved. `context_tokens` were read in
-    the last step, `prompt_tokens` are still to be prefilled, `trials` of its seats are on trial.
+    the last step and `kv_tokens` held after it, as it said; `prompt_tokens` are still to be
+    prefilled; `trials` of its seats are on trial, `unmoved` have not had a token.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ExecutorSeats:
     reserved_tokens: int = 0
     unbounded: int = 0
     context_tokens: int = 0
+    kv_tokens: int | None = None
     prompt_tokens: int = 0
     unmoved: int = 0
     trials: int = 0
@@ -124,7 +126,7 @@ class ExecutorSeats:
         """Whether a tier with a cap of `seats` (None: no cap) may take one more."""
         return seats is None or self.by_tier.get(tier, 0) < seats
 
-    def seat(self, request: Request, charge: Charge) -> Submit:
+    def seat(self, request: Request, charge: Charge, *, priority: int) -> Submit:
         """Give a request a seat; answers the message that tells the executor."""
         request.attempt += 1
         request.state = State.RUNNING
@@ -146,6 +148,7 @@ class ExecutorSeats:
             len(request.prompt),
             request.remaining_tokens,
             request.sampling,
+            priority,
         )
 
     def find(self, request_id: str, attempt: int) -> Seat | None:
@@ -174,8 +177,11 @@ class ExecutorSeats:
             # Prefixes that were cached were never computed: what is left is known to be nothing.
             self.prompt_tokens = 0
 
-    def note_step(self, sample: StepSample) -> None:
+    def note_step(self, report: Report) -> None:
         """Keep what the last step says about the next."""
+        self.kv_tokens = report.kv_tokens
+        if (sample := report.sample) is None:
+            return
         self.context_tokens = sample.context_tokens
         if sample.prefill_tokens:
             self.prompt_tokens = max(0, self.prompt_tokens - sample.prefill_tokens)
@@ -191,7 +197,7 @@ class ExecutorSeats:
         self.by_tier.clear()
         self.reserved_tokens = self.unbounded = self.context_tokens = 0
         self.prompt_tokens = self.unmoved = self.trials = 0
-        self.too_large = None
+        self.too_large = self.kv_tokens = None
         self.capacity = None
         self.free_since = None
         return seats

@@ -8,20 +8,24 @@ coming back; of its tier, as many go on as its `min_share` of the seats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats, Seat, SeatState
-from controller.memory import peak_tokens
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.tiers import Tier
 
+# Seconds until a request has what it lacks, where nobody makes room for it.
+Wait = Callable[[ExecutorSeats, Request], float | None]
+
 MAX_PREEMPTIONS = 3
 SETTLE_TOKENS = 32
-# A seat that becomes free by itself is waited for until so much of the time to first token is
-# gone: predictions err, and what is left has to do for the prefill of all that wait.
+# What becomes free by itself is waited for while that is thought to take no more than this part of
+# the time that is left: predictions err.
 PATIENCE = 0.5
 # Nobody joins who would bring a step closer than this to the target of a higher tier: else the next
 # token would send him away again.
@@ -54,6 +58,7 @@ class Preemptor:
     ) -> None:
         # Highest first; nobody is below the last one.
         self._queues = sorted(queues.values(), key=lambda queue: -queue.tier.priority)
+        self._queues_by_name = queues
         self._tiers = {queue.tier.name: queue.tier for queue in self._queues}
         self._executors = executors
         self._forecast = forecast
@@ -98,38 +103,51 @@ class Preemptor:
         if patient is not None and patient[0] is head and now < patient[1]:
             verdict.look_again(patient[1])
             return
-        victims = self._victims(seats, queue.tier, verdict)
         if seats.room() and seats.takes_prompts() and not seats.trials:
             # There are seats: what lacks is memory.
-            if self._is_urgent(head, seats, 1, verdict=verdict, now=now):
+            if self._is_urgent(head, seats, self._forecast.memory_s, verdict=verdict, now=now):
+                victims = self._victims(seats, queue.tier, verdict)
                 verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
+            return
+        if seats.room():
             return
         coming = sum(seat.state is not SeatState.RUNNING for seat in seats.seats.values())
         coming += sum(one is seats for one, _ in verdict.seats)
+        victims = self._victims(seats, queue.tier, verdict)
         for number, request in enumerate(queue.firsts(coming + len(victims)), 1):
-            if number <= coming or not victims:
+            if number <= coming:
                 continue
-            if not self._is_urgent(request, seats, number, verdict=verdict, now=now):
+            wait = partial(self._seat_s, number=number)
+            if not self._is_urgent(request, seats, wait, verdict=verdict, now=now):
                 return
-            verdict.seats.append((seats, victims.pop(0)))
+            verdict.seats.append((seats, victims[number - coming - 1]))
+
+    def _seat_s(self, seats: ExecutorSeats, request: Request, number: int) -> float | None:
+        return self._forecast.seat_s(seats, number)
 
     def _is_urgent(
-        self, request: Request, seats: ExecutorSeats, number: int, *, verdict: Verdict, now: float
+        self,
+        request: Request,
+        seats: ExecutorSeats,
+        wait: Wait,
+        *,
+        verdict: Verdict,
+        now: float,
     ) -> bool:
-        """Whether the `number`-th that waits would be late if it waited for a seat; where it can
+        """Whether a request that waits would be late if it waited for what it lacks; where it can
         still wait, `verdict` says until when."""
-        if request.tokens or not now <= request.due < float("inf"):
+        if request.tokens or not now <= request.due < math.inf:
             return False
-        wait_s, step_s = self._forecast.seat_s(seats, number), self._forecast.step_s(seats)
+        wait_s, step_s = wait(seats, request), self._forecast.step_s(seats)
         if wait_s is None or step_s is None:
             return True
-        patient_until = request.arrival + PATIENCE * (request.due - request.arrival)
-        patient_until -= HANDOVER_STEPS * step_s
-        if now + wait_s > patient_until:
+        last_call = request.due - HANDOVER_STEPS * step_s - wait_s / PATIENCE
+        if now > last_call:
             return True
-        if number == 1:
-            self._patient[request.tier, seats.name] = (request, patient_until)
-        verdict.look_again(patient_until)
+        look_at = max(last_call, now + step_s)
+        if request is self._queues_by_name[request.tier].head():
+            self._patient[request.tier, seats.name] = (request, look_at)
+        verdict.look_again(look_at)
         return False
 
     def _relieve(self, tier: Tier, seats: ExecutorSeats, verdict: Verdict) -> None:
@@ -186,19 +204,16 @@ class Preemptor:
     ) -> list[Seat]:
         """The fewest victims whose memory, beside what is on its way back, makes the request fit;
         none where even all of them would not do."""
-        assert seats.capacity is not None
-        stay = {
-            id(seat): (self._forecast.to_come(seat.request), _held(seat))
-            for seat in seats.running()
+        without = {
+            (seat.request.id, seat.attempt)
+            for seat in seats.seats.values()
+            if seat.state is not SeatState.RUNNING
         }
-        want = (request.work_tokens - len(request.prompt), len(request.prompt))
-        going: list[Seat] = []
-        for seat in [None, *victims]:
-            if seat is not None:
-                going.append(seat)
-                del stay[id(seat)]
-            if peak_tokens([*stay.values(), want]) <= seats.capacity.kv_tokens:
-                return going
+        for count in range(len(victims) + 1):
+            if count:
+                without.add((victims[count - 1].request.id, victims[count - 1].attempt))
+            if self._forecast.fits(seats, request, without=without):
+                return list(victims[:count])
         return []
 
 

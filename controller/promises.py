@@ -29,28 +29,22 @@ Judge = Callable[[Request], Need]
 def appoint(request: Request, tier: Tier, need: Need) -> None:
     """Set the instant by which a request must begin, and its rank within the tier.
 
-    Targets that are shorter than the request takes by itself make nobody late: else a promise that
-    cannot be kept would be answered by turning everybody away.
+    A target that is shorter than what the request takes by itself could not be met whenever it
+    began: `due` is minus infinity then, which is late, and no fault of its waiting.
     """
     targets, arrival = tier.targets, request.arrival
-    start = due = math.inf
+    slack_s = math.inf
     if (ttft_s := targets.ttft_s) is not None:
         slack_s = ttft_s - need.first_s
-        due = start = arrival + slack_s
-        if slack_s <= 0:
-            due, start = math.inf, arrival + ttft_s
     if (e2e_s := targets.e2e_s) is not None:
-        slack_s = e2e_s - need.whole_s
-        start = min(start, arrival + (slack_s if slack_s > 0 else e2e_s))
-        if slack_s > 0:
-            due = min(due, arrival + slack_s)
-    request.due = due
+        slack_s = min(slack_s, e2e_s - need.whole_s)
+    request.due = arrival + slack_s if slack_s > 0 else -math.inf
     if tier.order == "shortest":
         request.rank = need.whole_s + AGE_CREDIT * arrival
-    elif tier.order == "fcfs" or start == math.inf:
+    elif tier.order == "fcfs" or math.isinf(request.due):
         request.rank = arrival
     else:
-        request.rank = start
+        request.rank = request.due
 
 
 def unreachable(tiers: Iterable[Tier], estimate: StepEstimate | None) -> list[str]:

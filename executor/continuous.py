@@ -110,7 +110,11 @@ class ContinuousEngine:
                 continue
             name, stop_ids = self._running.begin(submit)
             self._batch.add(
-                name, submit.tokens, max_new_tokens=submit.max_new_tokens, stop_ids=stop_ids
+                name,
+                submit.tokens,
+                max_new_tokens=submit.max_new_tokens,
+                stop_ids=stop_ids,
+                priority=submit.priority,
             )
         if work.release:
             self._batch.drop(self._running.release(work.release))

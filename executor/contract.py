@@ -100,7 +100,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     """Run this: `tokens` is the prompt and, after a resume, what was generated already.
 
     `tokens[:prompt_length]` is the client's prompt, the rest counts as completion: the next token
-    has index `len(tokens) - prompt_length`. `max_new_tokens` is what may still be generated.
+    has index `len(tokens) - prompt_length`. `max_new_tokens` is what may still be generated. Of the
+    prompts in prefill those of higher `priority` have the tokens of a step first.
     """
 
     request_id: str
@@ -109,6 +110,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: int
     max_new_tokens: int
     sampling: Sampling
+    priority: int = 0
 
 
 class Work(msgspec.Struct, frozen=True, tag="work"):

@@ -1,4 +1,5 @@
-"""How transformers' continuous batching is driven by hand: the one file that knows its insides.
+"""How transformers' continuous batching is driven by hand: with `executor.shared_prefill`
+the only file that knows its insides.
 
 Written against transformers 5.24; `tests/executor/test_paged.py` fails where they have moved.
 """
@@ -26,7 +27,7 @@ from transformers.generation.continuous_batching.utils import (
     find_num_key_value_heads,
 )
 
-from executor import attention
+from executor import attention, shared_prefill
 
 VERSION = "5.24"
 
@@ -81,6 +82,7 @@ class PagedBatch:
             max_batch_tokens=max_step_tokens,
             max_requests_per_batch=max_seqs,
             max_blocks_per_request=0,
+            scheduler_type=shared_prefill.NAME,
             allow_block_sharing=prefix_sharing,
             use_async_batching=False,
             use_cuda_graph=False,
@@ -90,6 +92,7 @@ class PagedBatch:
         )
         greedy: Any = GenerationConfig  # its constructor is not typed
         manager = ContinuousBatchingManager(model, greedy(do_sample=False), config)
+        shared_prefill.register()
         if self._is_ours:
             attention.register()
             model.set_attn_implementation(attention.NAME)
@@ -112,20 +115,28 @@ class PagedBatch:
         self._pool_bytes = int(self._cache.num_sectors * self._cache.bytes_per_sector)
 
     def add(
-        self, name: str, tokens: list[int], *, max_new_tokens: int, stop_ids: Iterable[int]
+        self,
+        name: str,
+        tokens: list[int],
+        *,
+        max_new_tokens: int,
+        stop_ids: Iterable[int],
+        priority: int = 0,
     ) -> None:
-        """Queue a sequence; it begins at the next step that has room."""
+        """Queue a sequence; it begins at the next step that has room, higher priorities first."""
         state = RequestState(
             request_id=name,
             initial_tokens=tokens,
             max_new_tokens=max_new_tokens,
             eos_token_id=list(stop_ids),
         )
+        self._scheduler.priorities[name] = priority
         self._scheduler.add_waiting_request(state)
 
     def drop(self, names: Iterable[str]) -> None:
         """Let sequences go at once, running or waiting; unknown names are ignored."""
         for name in names:
+            self._scheduler.priorities.pop(name, None)
             self._scheduler.set_request_cancellation(name)
         self._scheduler.clear_cancelled_requests()
         # Only a sequence that finishes would lift this, and there may be none left.
@@ -148,7 +159,7 @@ class PagedBatch:
             ]
             self._forward(choose)
             processor.update_batch()
-        return [
+        moved = [
             Advance(
                 name=future.state.request_id,
                 queries=future.query_length,
@@ -159,6 +170,10 @@ class PagedBatch:
             )
             for future, past, is_decode in rows
         ]
+        for advance in moved:
+            if advance.is_finished:
+                self._scheduler.priorities.pop(advance.name, None)
+        return moved
 
     def _forward(self, choose: Choose) -> None:
         """The model, and the choice of tokens, for the batch that was prepared."""
@@ -217,6 +232,7 @@ class PagedBatch:
     def reset(self) -> None:
         """Drop every sequence and all of the cache, whatever happened before."""
         self._processor.reset()
+        self._scheduler.priorities.clear()
         # Contents of the cache are not trusted after an error: no prefix is reused either.
         self._cache.reset()
 

@@ -31,7 +31,7 @@ class Attempt:
     stop_ids: frozenset[int]
     hidden: tuple[int, ...]
     hidden_early: tuple[int, ...]
-    has_begun: bool = False
+    decodes: bool = False
 
 
 class Running:
@@ -53,8 +53,8 @@ class Running:
             detail = f"{length} tokens and {submit.max_new_tokens} to come: neither may be 0"
         elif length + submit.max_new_tokens > limit:
             detail = (
-                f"{length} tokens and {submit.max_new_tokens} to come are more than the"
-                f" {limit} that one sequence can have"
+                f"{length} tokens and {submit.max_new_tokens} to come exceed"
+                f" max_context_tokens = {limit}"
             )
         elif not 0 <= min(submit.tokens) <= max(submit.tokens) < self._vocabulary:
             detail = f"a token id is outside the vocabulary of {self._vocabulary}"
@@ -105,8 +105,8 @@ class Running:
         return [
             attempt.key
             for name, attempt in self._attempts.items()
-            # Who began goes before prompts: a prompt in the step means that there was a place.
-            if name not in names and (not is_full or (attempt.has_begun and prefilled))
+            # Who decodes goes before prompts: a prompt in the step means that there was a place.
+            if name not in names and (not is_full or (attempt.decodes and prefilled))
         ]
 
     def record(self, moved: Sequence[Advance]) -> tuple[list[Tokens], list[Finished]]:
@@ -114,9 +114,9 @@ class Running:
         tokens, finished = [], []
         for advance in moved:
             attempt = self._attempts[advance.name]
-            attempt.has_begun = True
             if advance.token is None:
                 continue
+            attempt.decodes = True
             request_id, number = attempt.key.request_id, attempt.key.attempt
             tokens.append(Tokens(request_id, number, attempt.position, [advance.token]))
             attempt.position += 1

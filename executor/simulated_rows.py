@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.contract import FinishReason, Key, Sampling, SimulatedSettings, Submit
+from executor.prefill_order import shares_by_priority
 from executor.simulated_text import END_OF_TEXT, PHRASE_BYTES, phrase_at
 
 
@@ -27,6 +28,7 @@ class Row:
     position: int
     length: int
     ends_at: int | None
+    priority: int = 0
     kv: int = 0
     phrase: bytes = b""
     told: int = 0
@@ -61,6 +63,7 @@ def row_of(settings: SimulatedSettings, submit: Submit) -> Row:
         position=position,
         length=position + submit.max_new_tokens,
         ends_at=ends_at,
+        priority=submit.priority,
         told=position,
     )
 
@@ -87,37 +90,35 @@ def refusal(settings: SimulatedSettings, submit: Submit) -> str | None:
 def plan_chunked(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, list[Key]]:
     """Rows that decode first, then prompts as far as `budget` tokens and `free` KV reach.
 
-    Answers the plan and who stands still for want of KV.
+    Which prompts: see `executor.prefill_order`. Answers the plan and who stands still for want of
+    KV.
     """
     plan, stalled = _plan_decodes(rows, budget, free=free)
     budget -= len(plan)
     free -= len(plan)
-    for row in rows:
-        if budget == 0:
-            break
-        if row.need == 0:
-            continue
-        count = min(row.need, budget, free)
-        if count == 0:
+    prompts = _prompts(rows)
+    if not prompts or budget <= 0:
+        return plan, stalled
+    parts = shares_by_priority(
+        [row.need for row in prompts], min(budget, free), [row.priority for row in prompts]
+    )
+    for row, count in zip(prompts, parts, strict=True):
+        if count:
+            plan.append((row, count))
+        elif free < budget:
             stalled.append(row.key)
-            continue
-        plan.append((row, count))
-        budget -= count
-        free -= count
     return plan, stalled
 
 
 def plan_prefill_first(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, list[Key]]:
-    """Whole prompts, oldest first, none passing another; decodes when no prompt can go.
+    """Whole prompts, by priority and age, none passing another; decodes when no prompt can go.
 
     A prompt over `budget` tokens goes alone: no wait would make it fit.
     """
     plan: Plan = []
     stalled: list[Key] = []
     left = free
-    for row in rows:
-        if row.need == 0:
-            continue
+    for row in _prompts(rows):
         if stalled or row.need > left:
             stalled.append(row.key)
             continue
@@ -130,6 +131,14 @@ def plan_prefill_first(rows: Sequence[Row], budget: int, *, free: int) -> tuple[
         return plan, stalled
     plan, without_kv = _plan_decodes(rows, budget, free=free)
     return plan, stalled + without_kv
+
+
+def _prompts(rows: Sequence[Row]) -> list[Row]:
+    """Those in prefill, highest priority first, in order of arrival."""
+    prompts = [row for row in rows if row.need]
+    if len(prompts) > 1:
+        prompts.sort(key=lambda row: -row.priority)
+    return prompts
 
 
 def _plan_decodes(rows: Sequence[Row], budget: int, *, free: int) -> tuple[Plan, list[Key]]:

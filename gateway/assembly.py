@@ -21,6 +21,7 @@ from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter, build_instruments
 from gateway.preparing import Preparer
+from gateway.promises import Promises
 from gateway.recorder import Recorder
 from gateway.settings import GatewaySettings, TierPlan
 from gateway.ticker import Ticker
@@ -77,17 +78,25 @@ def assemble(
     preparer = Preparer()
     dispatcher = Dispatcher(batcher, observer, clock=clock, learn=preparer.learn)
     processes = _processes(config, dispatcher, meter)
+    promises = Promises(tiers, observer.estimate)
     dispatcher.executors.update(processes)
     ticker = Ticker(
         core.loops,
         dispatcher,
         processes,
         meter=meter,
+        promises=promises,
         interval_s=control.interval,
         gpu_meter=gpu_meter,
     )
     desk = ServingDesk(
-        dispatcher, observer, ticker, processes=processes, meter=meter, version=_version()
+        dispatcher,
+        observer,
+        ticker,
+        processes=processes,
+        meter=meter,
+        promises=promises,
+        version=_version(),
     )
     app = build_app(
         desk,

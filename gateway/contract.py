@@ -33,10 +33,13 @@ class Desk(Protocol):
     def model(self) -> tuple[TextModel, Capacity]:
         """What is served. Raises NotReady before the first executor was ready."""
 
-    def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
-        """Take places in a tier's queue before costly work: `tokens` estimated, `size` bytes.
+    def reserve(
+        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+    ) -> Permit:
+        """Take places in a tier's queue before costly work: `tokens` estimated, `size` bytes,
+        `start_by` the instant by which they have to begin to be of use.
 
-        Raises QueueFull, Infeasible (429), NotReady, Draining (503).
+        Raises QueueFull, Infeasible, Shed (429), NotReady, Draining (503).
         """
 
     def give_back(self, permit: Permit) -> None:

@@ -16,6 +16,7 @@ from executor.process import ExecutorProcess
 from gateway.contract import Sink
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter
+from gateway.promises import Promises
 from gateway.ticker import Ticker
 from gateway.views import decision_view, limits_view, request_view
 from policies.contract import LimitName, Limits
@@ -32,6 +33,7 @@ class ServingDesk:
         *,
         processes: dict[str, ExecutorProcess],
         meter: Meter,
+        promises: Promises,
         version: str,
     ) -> None:
         self._dispatcher = dispatcher
@@ -40,6 +42,7 @@ class ServingDesk:
         self._ticker = ticker
         self._processes = processes
         self._meter = meter
+        self._promises = promises
         self._version = version
         self._started = dispatcher.clock()
 
@@ -51,8 +54,12 @@ class ServingDesk:
     def model(self) -> tuple[TextModel, Capacity]:
         return self._dispatcher.model()
 
-    def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
-        return self._dispatcher.reserve(tier, requests=requests, tokens=tokens, size=size)
+    def reserve(
+        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+    ) -> Permit:
+        return self._dispatcher.reserve(
+            tier, requests=requests, tokens=tokens, size=size, start_by=start_by
+        )
 
     def give_back(self, permit: Permit) -> None:
         self._dispatcher.give_back(permit)
@@ -86,7 +93,12 @@ class ServingDesk:
             for name, loop in self._ticker.loops.items()
             if loop.fallen_back
         ]
-        return not reasons, {"reasons": reasons, "notes": notes, "executors": executors}
+        return not reasons, {
+            "reasons": reasons,
+            "notes": notes,
+            "warnings": self._promises.words,
+            "executors": executors,
+        }
 
     def state(self) -> dict[str, Any]:
         now = self.now()
@@ -182,6 +194,7 @@ class ServingDesk:
             "running": sum(s.by_tier.get(name, 0) for s in self._batcher.executors.values()),
             "late": queue.late(now),
             "owed_tokens": round(self._batcher.scheduler.owed()[name], 1),
+            "shed_ratio": round(self._batcher.admission.shed.get(name, 0.0), 4),
         }
 
     def _executor(self, name: str) -> dict[str, Any]:

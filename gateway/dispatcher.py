@@ -78,10 +78,17 @@ class Dispatcher:
             raise NotReady("the model is still loading", retry_after_s=1.0)
         return self._text, self._capacity
 
-    def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
+    def reserve(
+        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+    ) -> Permit:
         """See `Desk.reserve`."""
         permit = self.batcher.reserve(
-            tier, requests=requests, tokens=tokens, size=size, now=self.clock()
+            tier,
+            requests=requests,
+            tokens=tokens,
+            size=size,
+            now=self.clock(),
+            start_by=start_by,
         )
         self.empty.clear()
         return permit

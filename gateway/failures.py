@@ -14,7 +14,9 @@ from controller.errors import (
     ExecutorFailed,
     Expired,
     HeadwayError,
+    Infeasible,
     QueueFull,
+    Shed,
 )
 from controller.request import Ended, Outcome
 
@@ -43,8 +45,9 @@ def error_response(error: HeadwayError) -> web.Response:
     if retry_after_s is None and error.status in (429, 503):
         retry_after_s = _RETRY_AFTER_S
     if retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(retry_after_s))
-        headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
+        # Whole seconds, for clients that know no finer: 0 would have them back at once.
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if error.status == 401:
@@ -63,9 +66,11 @@ def failure_of(ended: Ended) -> HeadwayError:
     if ended.outcome is Outcome.EXPIRED:
         if ended.reason == "finish_by" or ended.request.times.first_token is not None:
             return DeadlineExceeded(ended.detail or "the request was not done by its deadline")
+        if ended.reason == "late":
+            return Expired(ended.detail or "the request could no longer begin in time")
         return Expired(ended.detail or "the request waited until its deadline and was not begun")
     if ended.outcome is Outcome.REJECTED:
-        return QueueFull(ended.detail or "the request made room for others of a higher tier")
+        return _turned_away(ended)
     if ended.reason == "does_not_fit":
         return ContextLengthExceeded(ended.detail or "the request does not fit in memory")
     if ended.outcome is Outcome.CANCELLED and ended.reason == "draining":
@@ -73,3 +78,12 @@ def failure_of(ended: Ended) -> HeadwayError:
     if ended.outcome is Outcome.CANCELLED:
         return ExecutorFailed(f"the request was cancelled: {words}", code="cancelled")
     return ExecutorFailed(ended.detail or f"the request could not be completed: {ended.reason}")
+
+
+def _turned_away(ended: Ended) -> HeadwayError:
+    """Why a request lost the place in the queue that it had."""
+    if ended.reason == "shed":
+        return Shed(ended.detail or "the request was turned away because higher tiers are in need")
+    if ended.reason == "infeasible":
+        return Infeasible(ended.detail or "the request could not begin before its deadline")
+    return QueueFull(ended.detail or "the request made room for others of a higher tier")

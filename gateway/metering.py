@@ -24,9 +24,13 @@ ENDS = (
     (Outcome.FINISHED, "stop"),
     (Outcome.FINISHED, "length"),
     (Outcome.REJECTED, "rate_limit_exceeded"),
+    (Outcome.REJECTED, "infeasible"),
+    (Outcome.REJECTED, "shed"),
+    (Outcome.REJECTED, "evicted"),
     (Outcome.REJECTED, "not_ready"),
     (Outcome.REJECTED, "draining"),
     (Outcome.EXPIRED, "start_by"),
+    (Outcome.EXPIRED, "late"),
     (Outcome.EXPIRED, "finish_by"),
     (Outcome.CANCELLED, "disconnect"),
     (Outcome.FAILED, "executor_failed"),
@@ -64,14 +68,27 @@ class Meter(Listener):
         self.instruments.ended.labels(tier, Outcome.REJECTED, reason).inc(requests)
 
     def dispatched(self, request: Request, now: float) -> None:
-        if request.attempt == 1:
-            tier = self.instruments.tiers[request.tier]
+        tier = self.instruments.tiers[request.tier]
+        if request.attempt > 1:
+            tier.resumes.inc()
+        else:
             tier.queue_wait_s.observe(now - request.arrival)
             tier.hold_s.observe(request.hold_s)
             tier.prompt_tokens.inc(len(request.prompt))
 
     def batch(self, dispatch: Dispatch, now: float) -> None:
         self.instruments.dispatches.labels(dispatch.executor, dispatch.why).inc()
+        executor = self.instruments.executors[dispatch.executor]
+        executor.dispatch_size.observe(dispatch.size)
+        executor.dispatch_depth.observe(dispatch.depth)
+        executor.dispatch_oldest_s.observe(dispatch.oldest_s)
+        executor.dispatch_hold_s.observe(dispatch.held_s)
+        if dispatch.padding is not None:
+            executor.dispatch_padding.observe(dispatch.padding)
+
+    def given_back(self, request: Request, reason: str, now: float) -> None:
+        if reason == "preempted":
+            self.instruments.tiers[request.tier].preemptions.inc()
 
     def first_token(self, request: Request, now: float) -> None:
         self.instruments.tiers[request.tier].ttft_s.observe(now - request.arrival)
@@ -127,11 +144,15 @@ class Meter(Listener):
         `restarts` are those of each executor since the start of the daemon.
         """
         instruments = self.instruments
+        owed = batcher.scheduler.owed()
         for name, queue in batcher.queues.items():
             tier, oldest = instruments.tiers[name], queue.oldest()
             tier.queue_requests.set(len(queue))
             tier.queue_tokens.set(queue.tokens)
             tier.queue_oldest_s.set(0.0 if oldest is None else now - oldest.arrival)
+            tier.queue_late.set(queue.late(now))
+            tier.owed_tokens.set(owed[name])
+            tier.shed_ratio.set(batcher.admission.shed.get(name, 0.0))
         for seats in batcher.executors.values():
             executor = instruments.executors[seats.name]
             executor.ready.set(seats.ready)

@@ -13,6 +13,7 @@ from controller.request import Request
 from gateway.answers import Heading, Kind, Usage
 from gateway.auth import Keyring, choose_tier
 from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody
+from gateway.deadlines import Deadlines, deadlines
 from gateway.parameters import clip_seed, wanted_tokens
 from gateway.preparing import Prepared, Preparer
 from gateway.prompts import prompt_count
@@ -41,6 +42,7 @@ class Asked(msgspec.Struct, frozen=True):
     choices: int
     arrival: float
     arrived_at: float
+    deadlines: Deadlines
 
 
 class Completions:
@@ -106,12 +108,13 @@ class Completions:
         raw = await http.read()
         body = reader.read(raw)
         tier = choose_tier(body.service_tier, caller, self._settings.tiers)
+        plan = self._settings.tiers[tier]
         heading = Heading(
             kind=kind,
             id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{fresh_id()}",
             created=int(arrived_at),
             model=self._served(body.model),
-            service_tier=self._settings.tiers[tier].service_tier,
+            service_tier=plan.service_tier,
         )
         return Asked(
             heading=heading,
@@ -122,6 +125,7 @@ class Completions:
             choices=self._choices(body),
             arrival=arrival,
             arrived_at=arrived_at,
+            deadlines=deadlines(http.headers, plan, arrival=arrival, streamed=bool(body.stream)),
         )
 
     def _reserve(self, asked: Asked) -> Permit:
@@ -137,6 +141,7 @@ class Completions:
             requests=asked.choices,
             tokens=prompt_tokens + new_tokens * asked.choices,
             size=asked.size,
+            start_by=asked.deadlines.start_by,
         )
 
     def _responder(
@@ -165,7 +170,6 @@ class Completions:
         responder: Responder,
         siblings: Siblings,
     ) -> None:
-        plan = self._settings.tiers[asked.tier]
         body, sampling = asked.body, prepared.sampling
         unbounded = wanted_tokens(body) is None
         for index in range(asked.choices):
@@ -182,8 +186,8 @@ class Completions:
                 sampling=sampling,
                 arrival=asked.arrival,
                 arrived_at=asked.arrived_at,
-                start_by=_later(asked.arrival, plan.start_within_s),
-                finish_by=_later(asked.arrival, plan.finish_within_s),
+                start_by=asked.deadlines.start_by,
+                finish_by=asked.deadlines.finish_by,
                 expected_new_tokens=(
                     min(new_tokens, self._settings.expected_new_tokens) if unbounded else None
                 ),
@@ -231,10 +235,6 @@ class Completions:
             return self._desk.model()[1]
         except NotReady:
             return None
-
-
-def _later(arrival: float, within_s: float | None) -> float | None:
-    return None if within_s is None else arrival + within_s
 
 
 def _json(record: dict[str, Any]) -> web.Response:

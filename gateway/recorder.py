@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import TextIO
 
@@ -14,17 +15,18 @@ from controller.errors import ConfigError
 from controller.listener import Listener
 from controller.request import Ended
 
-HEADER = "arrival_s,tier,prompt_tokens,output_tokens,asked_tokens,outcome\n"
+HEADER = "arrival_s,tier,prompt_tokens,output_tokens,asked_tokens,outcome,client\n"
 
 
 class Recorder(Listener):
     """Writes one line a request, at its end, into a CSV file that `headway simulate` replays.
 
     `arrival_s` is unix time. `asked_tokens` is the client's `max_tokens`, empty where it set none.
-    One that was turned away has a line without lengths. A file that has grown to `max_bytes`
-    becomes `PATH.1`, that one `PATH.2` and so on, and the one beyond `keep` is deleted. Raises
-    ConfigError where the file cannot be opened. A disk that fails later ends the record, not the
-    service.
+    `client` is a number that tells clients apart and not who they are; it is another one after
+    every start. One that was turned away has a line without lengths and client. A file that has
+    grown to `max_bytes` becomes `PATH.1`, that one `PATH.2` and so on, and the one beyond `keep` is
+    deleted. Raises ConfigError where the file cannot be opened. A disk that fails later ends the
+    record, not the service.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Recorder(Listener):
         self._max_bytes = max_bytes
         self._keep = keep
         self._wall = wall
+        self._salt = os.urandom(16)
         self._file: TextIO | None = None
         self._size = 0
         try:
@@ -46,17 +49,21 @@ class Recorder(Listener):
         asked = "" if request.expected_new_tokens is not None else str(request.max_new_tokens)
         self._write(
             f"{request.arrived_at:.6f},{request.tier},{len(request.prompt)},"
-            f"{len(request.tokens)},{asked},{ended.outcome.value}\n"
+            f"{len(request.tokens)},{asked},{ended.outcome.value},{self._number(request.client)}\n"
         )
 
     def rejected(self, tier: str, requests: int, reason: str, now: float) -> None:
-        self._write(f"{self._wall():.6f},{tier},,,,rejected\n" * requests)
+        self._write(f"{self._wall():.6f},{tier},,,,rejected,\n" * requests)
 
     def close(self) -> None:
         """Write nothing more."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _number(self, client: str) -> int:
+        name = client.encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(name, key=self._salt, digest_size=4).digest(), "big")
 
     def _write(self, lines: str) -> None:
         if self._file is None:

@@ -15,6 +15,7 @@ from controller.signals import Device
 from executor.process import ExecutorProcess
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter
+from gateway.promises import Promises
 from metrics.gpu import GpuMeter, GpuSample
 
 # A loop that has not ticked for so many intervals (and at least a second) is not healthy.
@@ -31,6 +32,7 @@ class Ticker:
         processes: Mapping[str, ExecutorProcess],
         *,
         meter: Meter,
+        promises: Promises,
         interval_s: float,
         gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -40,6 +42,7 @@ class Ticker:
         self._dispatcher = dispatcher
         self._processes = processes
         self._meter = meter
+        self._promises = promises
         self._interval_s = interval_s
         self._gpu_meter = gpu_meter
         self._sleep = sleep
@@ -63,6 +66,7 @@ class Ticker:
         devices = {name: self._device(name) for name in self._processes}
         for loop in self.loops.values():
             self._note(loop.tick(now, wall=time.time(), devices=devices))
+        self._promises.look(self._processes)
         seats = self._dispatcher.batcher.executors
         for name, process in self._processes.items():
             process.check_progress(now, len(seats[name].seats))

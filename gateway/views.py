@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ def request_view(request: Request, now: float) -> dict[str, Any]:
     """Where a request waits, or where its time went; `now` is monotonic seconds.
 
     `queue_s + hold_s + prefill_s + decode_s` is the time from its arrival to its last token, or
-    until now while it goes on.
+    until now while it goes on. `due_s`, `start_by_s` and `finish_by_s` count from its arrival too:
+    when it has to begin for its tier's targets, when it expires, when it is ended; null: never.
     """
     times = request.times
     end = now if times.ended is None else times.ended
@@ -63,6 +65,12 @@ def request_view(request: Request, now: float) -> dict[str, Any]:
         "executor": request.executor,
         "epoch": request.epoch,
         "attempt": request.attempt,
+        "preemptions": request.preemptions,
+        "faults": request.faults,
+        "place": request.place,
+        "due_s": _after(request, request.due),
+        "start_by_s": _after(request, request.start_by),
+        "finish_by_s": _after(request, request.finish_by),
         "prompt_tokens": len(request.prompt),
         "generated_tokens": len(request.tokens),
         "max_new_tokens": request.max_new_tokens,
@@ -72,6 +80,13 @@ def request_view(request: Request, now: float) -> dict[str, Any]:
         "decode_s": None if times.first_token is None else round(last - began, 6),
         "total_s": round(end - request.arrival, 6),
     }
+
+
+def _after(request: Request, instant: float | None) -> float | None:
+    """Seconds from a request's arrival to an instant on its clock."""
+    if instant is None or instant == math.inf:
+        return None
+    return round(instant - request.arrival, 6)
 
 
 def decision_view(decision: Decision) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _FROM_1_MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10,
 _REQUEST = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 _STEP = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 5, 15)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_DEPTH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
 _TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 _TICK = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
@@ -91,9 +92,16 @@ class Instruments:
         offered = self._counter("requests_offered", "Requests asked for.", "tier")
         prompt = self._counter("prompt_tokens", "Prompt tokens of requests that began.", "tier")
         generated = self._counter("generated_tokens", "Tokens generated.", "tier")
+        preempted = self._counter("preemptions", "Seats given up for others.", "tier")
+        resumed = self._counter("resumes", "Seats taken again by requests that had one.", "tier")
         requests = self._gauge("queue_requests", "Requests that wait.", "tier")
         tokens = self._gauge("queue_tokens", "Prompt and wanted tokens that wait.", "tier")
         oldest = self._gauge("queue_oldest_seconds", "Age of the oldest that waits.", "tier")
+        late = self._gauge(
+            "queue_late_requests", "Requests that wait beyond a target of theirs.", "tier"
+        )
+        owed = self._gauge("owed_tokens", "Tokens that the tier is owed of its share.", "tier")
+        shed = self._gauge("shed_ratio", "Part of new requests turned away by lot.", "tier")
         wait = self._histogram(
             "queue_wait_seconds", "From arrival to the first dispatch.", "tier", _FROM_1_MS
         )
@@ -112,9 +120,14 @@ class Instruments:
                 offered=offered.labels(tier),
                 prompt_tokens=prompt.labels(tier),
                 generated_tokens=generated.labels(tier),
+                preemptions=preempted.labels(tier),
+                resumes=resumed.labels(tier),
                 queue_requests=requests.labels(tier),
                 queue_tokens=tokens.labels(tier),
                 queue_oldest_s=oldest.labels(tier),
+                queue_late=late.labels(tier),
+                owed_tokens=owed.labels(tier),
+                shed_ratio=shed.labels(tier),
                 queue_wait_s=wait.labels(tier),
                 hold_s=hold.labels(tier),
                 ttft_s=ttft.labels(tier),
@@ -127,6 +140,24 @@ class Instruments:
     def _build_executors(self, executors: Sequence[str], tiers: Sequence[str]) -> None:
         self.dispatches = self._counter(
             "dispatches", "Batches that went, by why they went then.", "executor", "reason"
+        )
+        size = self._histogram(
+            "dispatch_batch_size", "Requests that went together.", "executor", _ROWS
+        )
+        depth = self._histogram(
+            "dispatch_queue_depth", "Requests that waited when a batch went.", "executor", _DEPTH
+        )
+        oldest = self._histogram(
+            "dispatch_oldest_seconds", "Age of the oldest of them.", "executor", _FROM_1_MS
+        )
+        hold = self._histogram(
+            "dispatch_hold_seconds", "Deliberate hold of a batch.", "executor", _FROM_1_MS
+        )
+        padding = self._histogram(
+            "dispatch_padding_ratio",
+            "Part of a batch that runs to completion wasted on unequal lengths.",
+            "executor",
+            _TENTHS,
         )
         running = self._gauge("running_requests", "Requests that run.", "executor", "tier")
         rows = self._histogram("step_batch_size", "Sequences in a step.", "executor", _ROWS)
@@ -148,6 +179,11 @@ class Instruments:
         )
         self.executors = {
             name: ExecutorInstruments(
+                dispatch_size=size.labels(name),
+                dispatch_depth=depth.labels(name),
+                dispatch_oldest_s=oldest.labels(name),
+                dispatch_hold_s=hold.labels(name),
+                dispatch_padding=padding.labels(name),
                 step_batch_size=rows.labels(name),
                 step_duration_s=duration.labels(name),
                 step_fill=fill.labels(name),

@@ -21,9 +21,14 @@ class TierInstruments:
     offered: Count
     prompt_tokens: Count
     generated_tokens: Count
+    preemptions: Count
+    resumes: Count
     queue_requests: Gauge
     queue_tokens: Gauge
     queue_oldest_s: Gauge
+    queue_late: Gauge
+    owed_tokens: Gauge
+    shed_ratio: Gauge
     queue_wait_s: Tally
     hold_s: Tally
     ttft_s: Tally
@@ -33,8 +38,16 @@ class TierInstruments:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInstruments:
-    """What is counted for one executor, its label filled in."""
+    """What is counted for one executor, its label filled in.
 
+    What begins with `dispatch` is observed once for each batch that goes.
+    """
+
+    dispatch_size: Tally
+    dispatch_depth: Tally
+    dispatch_oldest_s: Tally
+    dispatch_hold_s: Tally
+    dispatch_padding: Tally
     step_batch_size: Tally
     step_duration_s: Tally
     step_fill: Tally

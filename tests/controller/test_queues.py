@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from controller.errors import InvalidRequest, QueueFull
@@ -23,7 +25,7 @@ def request(name: str, arrival: float, *, start_by: float | None = None, new: in
     )
 
 
-def queue(**bounds: int) -> TierQueue:
+def queue(**bounds: Any) -> TierQueue:
     return TierQueue(Tier("paid", 1, Targets(ttft_s=1.0), **bounds))
 
 

@@ -131,6 +131,7 @@ async def test_an_interrupt_while_the_model_loads_ends_it_at_once(start: Start) 
                 "ready": False,
                 "reasons": ["no executor is ready (main: simulating a model)"],
                 "notes": [],
+                "warnings": [],
                 "executors": {"main": {"state": "loading", "detail": "simulating a model"}},
             },
         )

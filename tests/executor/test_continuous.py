@@ -158,7 +158,7 @@ def iterate(driver: Driver) -> list[Report]:
 @pytest.mark.parametrize(
     ("tokens", "new", "detail"),
     [
-        (prompt(1, 1000), 25, "1000 tokens and 25 to come are more than the 1024 that one"),
+        (prompt(1, 1000), 25, "1000 tokens and 25 to come exceed max_context_tokens = 1024"),
         ([], 5, "0 tokens and 5 to come: neither may be 0"),
         (prompt(1, 5), 0, "5 tokens and 0 to come: neither may be 0"),
         ([5, 384], 5, "a token id is outside the vocabulary of 384"),

@@ -78,7 +78,12 @@ def test_transformers_is_the_version_that_this_was_written_against() -> None:
         ),
         (
             FIFOScheduler,
-            ["add_waiting_request", "set_request_cancellation", "clear_cancelled_requests"],
+            [
+                "add_waiting_request",
+                "set_request_cancellation",
+                "clear_cancelled_requests",
+                "_process_candidates",
+            ],
         ),
         (
             cache_module.PagedAttentionCache,
@@ -99,6 +104,10 @@ def test_the_methods_that_are_called_are_still_there(owner: type, names: list[st
             " use_padding",
         ),
         (RequestState.__init__, "request_id initial_tokens max_new_tokens eos_token_id"),
+        (
+            FIFOScheduler._process_candidates,
+            "candidates token_budget cache_budget request_ids_to_remove_from_waiting",
+        ),
         (FutureRequestState.__init__, "state has_new_token complete_blocks query_length"),
         (cache_module.PagedAttentionCache.compute_free_capacity, "relative"),
     ],
@@ -110,17 +119,25 @@ def test_they_still_take_what_they_are_given(method: Any, parameters: str) -> No
 
 def test_the_attributes_that_are_read_are_still_there(model: Any) -> None:
     batch = paged(model)
-    wanted = {
-        batch._processor: "cache inputs_and_outputs scheduler output_router logit_processor"
-        " max_batch_tokens",
-        batch._cache: "max_batch_tokens num_blocks num_sectors bytes_per_sector cache_allocators"
-        " pool",
-        batch._inputs: "requests_in_batch output_ids",
-        batch._scheduler: "waiting_requests active_requests block_new_requests",
-    }
+    wanted = [
+        (
+            batch._processor,
+            "cache inputs_and_outputs scheduler output_router logit_processor max_batch_tokens",
+        ),
+        (
+            batch._cache,
+            "max_batch_tokens num_blocks num_sectors bytes_per_sector cache_allocators pool",
+        ),
+        (batch._inputs, "requests_in_batch output_ids"),
+        (
+            batch._scheduler,
+            "waiting_requests active_requests block_new_requests starved_requests",
+        ),
+        (RequestState("a", [1]), "status created_time remaining_prefill_tokens"),
+    ]
     missing = [
         f"{type(owner).__name__}.{name}"
-        for owner, names in wanted.items()
+        for owner, names in wanted
         for name in names.split()
         if not hasattr(owner, name)
     ]

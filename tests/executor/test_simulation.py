@@ -115,20 +115,21 @@ def test_jitter_has_mean_one_the_asked_width_and_the_seed_decides_it() -> None:
 # Who has a row
 
 
-def test_chunked_decodes_first_and_spends_the_rest_of_the_budget_on_prompts_in_order() -> None:
+def test_chunked_decodes_first_and_shares_the_rest_of_the_budget_among_prompts() -> None:
     model = simulation(CHUNKED)
     model.limit(7, 8)
     model.begin([ask("a", 4, 9), ask("b", 2, 9)])
     assert shape(model.next_step()[1]) == (2, 0, 0, 6)
-    model.begin([ask("c", 10, 9), ask("d", 3, 9)])
-    seen = [model.next_step()[1] for _ in range(3)]
+    model.begin([ask("c", 10, 9), ask("d", 6, 9), ask("e", 4, 9)])
+    seen = [model.next_step()[1] for _ in range(4)]
     assert [shape(report) for report in seen] == [
-        (3, 2, 6, 6),  # a and b, 6 tokens of c
-        (4, 2, 8 + 6, 4 + 2),  # c is done, 2 tokens of d
-        (4, 3, 10 + 10 + 2, 1),
+        (4, 2, 6, 6),  # a and b, 3 tokens each of c and of e, which is shorter
+        (4, 2, 8 + 6, 6),  # e is done, 5 tokens of c
+        (5, 3, 10 + 8 + 4, 2 + 3),  # c is done, 3 tokens of d
+        (5, 4, 12 + 10 + 5 + 3, 3),
     ]
-    assert [rows(report) for report in seen] == ["ab", "abc", "abcd"]
-    assert [report.epoch for report in seen] == [7, 7, 7]
+    assert [rows(report) for report in seen] == ["ab", "abe", "abec", "abced"]
+    assert [report.epoch for report in seen] == [7, 7, 7, 7]
 
 
 def test_prefill_first_either_prefills_whole_prompts_or_decodes() -> None:

@@ -112,6 +112,12 @@ class Rig:
         for _ in range(3):
             await asyncio.sleep(0)
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let the loop run until something that was sent over a socket has had its effect."""
+        async with asyncio.timeout(10.0):
+            while not condition():
+                await self.turn()
+
     async def ready(self, executor: str = "main", capacity: Capacity = CAPACITY) -> None:
         """A new incarnation of an executor is ready."""
         self.incarnations[executor] += 1

@@ -41,7 +41,8 @@ class FakeDesk:
     """Keeps what it is given. With `reply`, it answers by itself, one token a turn of the loop.
 
     `refuse` is raised by `reserve`, `loading` by `model`, `refuse_offer` by `offer` once
-    `refuse_offer_after` requests were taken. `reserved` are permits as they were given out.
+    `refuse_offer_after` requests were taken. `reserved` are permits as they were given out,
+    `to_begin_by` the instants by which those who asked for some had to begin.
     """
 
     def __init__(self, text: TextModel, *, reply: Reply | None = None) -> None:
@@ -55,6 +56,7 @@ class FakeDesk:
         self.refuse_offer_after = 0
         self.permits: list[Permit] = []
         self.reserved: list[Permit] = []
+        self.to_begin_by: list[float | None] = []
         self.returned: asyncio.Queue[Permit] = asyncio.Queue()
         self.offered: asyncio.Queue[Request] = asyncio.Queue()
         self.requests: dict[str, Request] = {}
@@ -101,7 +103,10 @@ class FakeDesk:
             raise self.loading
         return self.text, self.capacity
 
-    def reserve(self, tier: str, *, requests: int, tokens: int, size: int) -> Permit:
+    def reserve(
+        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+    ) -> Permit:
+        self.to_begin_by.append(start_by)
         if self.refuse is not None:
             raise self.refuse
         permit = Permit(tier, requests, tokens, size)

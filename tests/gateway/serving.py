@@ -44,7 +44,6 @@ def settings(**changes: Any) -> GatewaySettings:
 class Served:
     """An application that listens."""
 
-    desk: FakeDesk
     port: int
     runner: web.AppRunner
 
@@ -92,9 +91,10 @@ class Served:
         body = {"messages": QUESTION, "stream": True, **fields}
         return await self.send("/v1/chat/completions", body, receive_buffer=receive_buffer)
 
-    async def ask(self, **fields: Any) -> Raw:
+    async def ask(self, *, headers: Mapping[str, str] | None = None, **fields: Any) -> Raw:
         """Ask for a chat whose answer comes whole."""
-        return await self.send("/v1/chat/completions", {"messages": QUESTION, **fields})
+        body = {"messages": QUESTION, **fields}
+        return await self.send("/v1/chat/completions", body, headers=headers)
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,15 @@ async def serving(
         environ=environ or {},
         preparer=preparer or Preparer(),
     )
+    async with listening(app, send_buffer=send_buffer) as served:
+        yield served
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application, *, send_buffer: int | None = None
+) -> AsyncIterator[Served]:
+    """An application, on a port that was free."""
     runner = runner_of(app)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -191,7 +200,7 @@ async def serving(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     await web.SockSite(runner, listener).start()
     try:
-        yield Served(desk, listener.getsockname()[1], runner)
+        yield Served(listener.getsockname()[1], runner)
     finally:
         await runner.cleanup()
         listener.close()

@@ -244,11 +244,11 @@ async def test_without_max_tokens_a_chat_may_fill_the_window_and_a_text_has_16(
 
 
 async def test_a_request_carries_its_tier_client_and_deadlines(desk: FakeDesk) -> None:
-    async with serving(desk) as served, served.openai() as client:
-        await client.chat.completions.create(model="tiny", messages=QUESTION)
-        await client.chat.completions.create(
-            model="tiny", messages=QUESTION, service_tier="priority"
-        )
+    async with serving(desk) as served:
+        for tier in ("default", "priority"):
+            connection = await served.ask(service_tier=tier)
+            await connection.answer()
+            await connection.leave()
     free, paid = (end.request for end in desk.ends)
     assert (free.tier, free.client, free.arrival) == ("free", "anonymous", 100.0)
     assert (free.start_by, free.finish_by) == (160.0, None)

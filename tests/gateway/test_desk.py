@@ -9,6 +9,7 @@ import pytest
 
 from controller.errors import Draining, InvalidRequest, NotReady
 from controller.request import Outcome
+from executor.contract import Report, Returned
 from executor.process import State
 from policies.contract import Limits
 from tests.gateway.desk_rig import Heard, Rig
@@ -119,6 +120,21 @@ class TestRequests:
         assert spent == [2.0, 0.0, 0.5, 0.25, 2.75]
         assert (seen["state"], seen["outcome"], seen["reason"]) == ("ended", "finished", "length")
         assert rig.desk.request("nobody") is None
+
+    async def test_it_shows_its_deadlines_from_its_arrival_on_and_who_it_gave_way_to(self) -> None:
+        tiers = {"paid": {"priority": 1, "targets": {"ttft": "2s"}}, "free": {"priority": 0}}
+        rig = Rig(tiers=tiers)
+        await rig.ready()
+        await rig.offer("a", Heard(), start_by=103.0, finish_by=160.25)
+        await rig.offer("b", Heard(), tier="free")
+        rig.clock.now += 1.0
+        preempted = [Returned(name, 1, "preempted") for name in "ab"]
+        rig.batcher.book.requests["b"].preemptions = 1
+        rig.dispatcher.on_report("main", 1, Report(epoch=0, returned=preempted))
+        a, b = (rig.desk.request(name) or {} for name in "ab")
+        assert (a["start_by_s"], a["finish_by_s"]) == (3.0, 60.25)
+        assert (b["start_by_s"], b["finish_by_s"], b["due_s"]) == (None, None, None)
+        assert (b["attempt"], b["preemptions"], b["faults"]) == (1, 1, 0)
 
 
 class TestLimitsByHand:

@@ -16,6 +16,7 @@ from controller.errors import (
     InvalidRequest,
     NotReady,
     QueueFull,
+    Shed,
 )
 from controller.request import Outcome
 from executor.contract import TextModel
@@ -64,16 +65,23 @@ async def test_a_full_queue_is_a_429_before_any_text_is_rendered_or_tokenised(
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code", "retry_after"),
+    ("error", "status", "code", "retry_after", "retry_after_ms"),
     [
-        (Infeasible("too late", retry_after_s=3.0), 429, "infeasible", "3"),
-        (QueueFull("full"), 429, "rate_limit_exceeded", "1"),
-        (Draining("on the way down"), 503, "draining", "1"),
-        (NotReady("loading", retry_after_s=0.5), 503, "not_ready", "1"),
+        (Infeasible("too late", retry_after_s=3.0), 429, "infeasible", "3", "3000"),
+        (Shed("not this time", retry_after_s=12.3456), 429, "shed", "13", "12346"),
+        (QueueFull("full"), 429, "rate_limit_exceeded", "1", "1000"),
+        (QueueFull("full", retry_after_s=0.0), 429, "rate_limit_exceeded", "1", "1"),
+        (Draining("on the way down"), 503, "draining", "1", "1000"),
+        (NotReady("loading", retry_after_s=0.25), 503, "not_ready", "1", "250"),
     ],
 )
 async def test_no_room_says_when_to_come_back(
-    desk: FakeDesk, error: HeadwayError, status: int, code: str, retry_after: str
+    desk: FakeDesk,
+    error: HeadwayError,
+    status: int,
+    code: str,
+    retry_after: str,
+    retry_after_ms: str,
 ) -> None:
     desk.refuse = error
     async with serving(desk) as served:
@@ -83,7 +91,9 @@ async def test_no_room_says_when_to_come_back(
     assert answer.status == status
     assert answer.json()["error"]["code"] == code
     assert answer.headers["retry-after"] == retry_after
-    assert "x-should-retry" not in answer.headers
+    assert answer.headers["retry-after-ms"] == retry_after_ms
+    # A lot that is drawn again at once is no lot.
+    assert answer.headers.get("x-should-retry") == ("false" if code == "shed" else None)
 
 
 async def test_a_reservation_is_made_for_every_choice_and_the_bytes_of_the_body(
@@ -170,7 +180,10 @@ async def test_before_the_model_is_loaded_it_is_a_503(desk: FakeDesk) -> None:
     [
         (Outcome.EXPIRED, "start_by", 429, "deadline_exceeded"),
         (Outcome.EXPIRED, "finish_by", 504, "deadline_exceeded"),
+        (Outcome.EXPIRED, "late", 429, "deadline_exceeded"),
         (Outcome.REJECTED, "evicted", 429, "rate_limit_exceeded"),
+        (Outcome.REJECTED, "shed", 429, "shed"),
+        (Outcome.REJECTED, "infeasible", 429, "infeasible"),
         (Outcome.CANCELLED, "draining", 503, "draining"),
         (Outcome.CANCELLED, "admin", 500, "cancelled"),
         (Outcome.FAILED, "executor_failed", 500, "executor_failed"),
@@ -191,7 +204,55 @@ async def test_an_end_before_the_first_token_is_a_status_of_its_own(
     error = answer.json()["error"]
     assert error["code"] == code
     assert "words for the public" in error["message"]
-    assert ("retry-after" in answer.headers) == (status in (429, 503))
+    assert answer.headers.get("retry-after") == ("1" if status in (429, 503) else None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "words"),
+    [
+        (Outcome.EXPIRED, "start_by", "the request waited until its deadline and was not begun"),
+        (Outcome.EXPIRED, "late", "the request could no longer begin in time"),
+        (Outcome.REJECTED, "evicted", "the request made room for others of a higher tier"),
+        (
+            Outcome.REJECTED,
+            "shed",
+            "the request was turned away because higher tiers are in need",
+        ),
+        (Outcome.REJECTED, "infeasible", "the request could not begin before its deadline"),
+    ],
+)
+async def test_an_end_in_the_queue_has_words_where_the_core_gives_none(
+    desk: FakeDesk, outcome: Outcome, reason: str, words: str
+) -> None:
+    async with serving(desk) as served:
+        connection = await served.ask()
+        request = await desk.offered.get()
+        desk.end(request.id, outcome, reason)
+        answer = await connection.answer()
+        await connection.leave()
+    assert answer.json()["error"]["message"] == words
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"), [(Outcome.REJECTED, "evicted"), (Outcome.EXPIRED, "late")]
+)
+async def test_what_loses_its_place_after_a_keep_alive_is_told_in_the_stream(
+    desk: FakeDesk, outcome: Outcome, reason: str
+) -> None:
+    async with serving(desk, keep_alive_after_s=0.01) as served:
+        connection = await served.stream()
+        request = await desk.offered.get()
+        status, _ = await connection.head()
+        assert await connection.chunk() == b": keep-alive\n\n"
+        desk.end(request.id, outcome, reason, detail="words for the public")
+        body = b""
+        while chunk := await connection.chunk():
+            body += chunk
+        await connection.leave()
+    assert status == 200
+    last = body.decode().split("\n\n")[-2]
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "words for the public"
+    assert b"[DONE]" not in body
 
 
 async def test_a_failure_after_the_first_token_is_an_event_and_never_a_clean_end(

@@ -11,11 +11,17 @@ from executor.contract import Sampling
 from gateway.recorder import HEADER, Recorder
 
 
-def ended(arrived_at: float = 1000.25, *, tokens: int = 3, expected: int | None = None) -> Ended:
+def ended(
+    arrived_at: float = 1000.25,
+    *,
+    tokens: int = 3,
+    expected: int | None = None,
+    client: str = "secret-client",
+) -> Ended:
     request = Request(
         id="r",
         tier="paid",
-        client="secret-client",
+        client=client,
         prompt=[7, 8],
         max_new_tokens=50,
         sampling=Sampling(),
@@ -36,7 +42,25 @@ def test_a_line_has_sizes_and_no_content(tmp_path: Path) -> None:
     made = recorder(path)
     made.ended(ended(), 2.0)
     made.close()
-    assert path.read_text() == HEADER + "1000.250000,paid,2,3,50,finished\n"
+    header, line = path.read_text().splitlines()
+    fields, client = line.rsplit(",", 1)
+    assert header == "arrival_s,tier,prompt_tokens,output_tokens,asked_tokens,outcome,client"
+    assert fields == "1000.250000,paid,2,3,50,finished"
+    assert client.isdigit()
+
+
+def test_clients_are_told_apart_within_a_run_and_known_by_nobody(tmp_path: Path) -> None:
+    numbers = []
+    for run in ("one", "other"):
+        path = tmp_path / run
+        made = recorder(path)
+        for client in ("ann", "bob", "ann"):
+            made.ended(ended(client=client), 2.0)
+        made.close()
+        numbers.append([line.rsplit(",", 1)[1] for line in path.read_text().splitlines()[1:]])
+    (ann, bob, again), other = numbers
+    assert ann == again != bob
+    assert other[0] != ann
 
 
 def test_a_client_that_sets_no_bound_has_none_in_the_record(tmp_path: Path) -> None:
@@ -44,7 +68,8 @@ def test_a_client_that_sets_no_bound_has_none_in_the_record(tmp_path: Path) -> N
     made = recorder(path)
     made.ended(ended(expected=256), 2.0)
     made.close()
-    assert path.read_text().splitlines()[1] == "1000.250000,paid,2,3,,finished"
+    line = path.read_text().splitlines()[1]
+    assert line.startswith("1000.250000,paid,2,3,,finished,")
 
 
 def test_a_replay_reads_what_was_recorded(tmp_path: Path) -> None:

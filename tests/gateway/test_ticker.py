@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from controller.loop import Named
 from gateway.metering import Meter
+from gateway.promises import Promises
 from gateway.ticker import Ticker
 from metrics.gpu import GpuSample
 from policies.contract import Limits, Proposal, Signals
@@ -49,7 +50,13 @@ class Schedule(Ticker):
 
     def __init__(self, rig: Rig, costs_s: list[float]) -> None:
         super().__init__(
-            {}, rig.dispatcher, {}, meter=Meter(), interval_s=0.25, sleep=self._pass_time
+            {},
+            rig.dispatcher,
+            {},
+            meter=Meter(),
+            promises=Promises([], lambda executor: None),
+            interval_s=0.25,
+            sleep=self._pass_time,
         )
         self.rig, self.costs_s, self.at = rig, costs_s, list[float]()
 

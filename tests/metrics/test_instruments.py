@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,6 +54,22 @@ def test_every_family_has_a_series_before_anything_happened() -> None:
     families = list(text_string_to_metric_families(built().render().decode()))
     assert len(families) > 35
     assert [family.name for family in families if not family.samples] == []
+
+
+def test_every_metric_that_the_manual_names_exists_with_the_labels_given_there() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    named = re.findall(r"`headway_(\w+)(?:\{([\w,]+)\})?`", manual)
+    families = text_string_to_metric_families(built().render().decode())
+    known = {
+        family.name + ("_total" if family.type == "counter" else ""): {
+            label for sample in family.samples for label in sample.labels
+        }
+        for family in families
+    }
+    assert len(named) > 15
+    for name, labels in named:
+        assert f"headway_{name}" in known
+        assert {*filter(None, labels.split(","))} <= known[f"headway_{name}"]
 
 
 def test_a_label_value_that_nobody_foresaw_is_counted_all_the_same() -> None:

@@ -1,0 +1,73 @@
+"""How fast prompts may be prefilled so that those who decode beside them keep their pace.
+
+A prefill in a step, or between two steps, makes everybody who decodes wait for the next token. The
+target is the mean of a request, so prefills may come in bursts as long as the mean holds: a bucket
+for each tier that runs is filled by its inter-token target with each step that decodes, and emptied
+by the time that steps take. Ours; the idea of a bucket is Turner's (1986).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from controller.ledger import ExecutorSeats
+from controller.tiers import Tier
+from executor.contract import Report
+
+# The mean is held this much below the target: what comes after a prompt was let in is not known.
+MARGIN = 0.95
+# A bucket holds so many tokens' time: short completions are to keep their mean too.
+BURST_TOKENS = 8
+
+
+class Pace:
+    """The buckets of one executor, in seconds, by tier."""
+
+    def __init__(self, tiers: Iterable[Tier]) -> None:
+        self._tiers = [
+            (tier.name, tier.priority, MARGIN * itl_s)
+            for tier in tiers
+            if (itl_s := tier.targets.itl_s) is not None
+        ]
+        self._credit = {name: BURST_TOKENS * itl_s for name, _, itl_s in self._tiers}
+
+    def stepped(self, seats: ExecutorSeats, report: Report) -> None:
+        """Book a step, or `steps` equal ones."""
+        sample = report.sample
+        if sample is None:
+            return
+        tokens = report.steps if sample.decodes else 0
+        for name, _, itl_s in self._tiers:
+            full = BURST_TOKENS * itl_s
+            if seats.by_tier.get(name):
+                credit = self._credit[name] + tokens * itl_s - sample.duration_s
+                self._credit[name] = min(full, credit)
+            else:
+                self._credit[name] = full
+
+    def wait_s(
+        self,
+        seats: ExecutorSeats,
+        priority: int,
+        *,
+        step_s: float | None,
+        begun_s: float,
+        late: bool,
+    ) -> float:
+        """Until a prompt of this priority may be begun, 0: now. `step_s` is what a step takes
+        without a prompt, `begun_s` what is still to come of prompts that were begun.
+
+        Those who decode in lower tiers have to bear it, those of the same tier as far as their
+        bucket goes. A prompt of a lower tier, or one that is `late` anyway, waits until it is full,
+        so that there is always something left for the next one that has a target to meet.
+        """
+        wait_s = 0.0
+        for name, rank, itl_s in self._tiers:
+            if rank < priority or not seats.by_tier.get(name):
+                continue
+            needs_s = BURST_TOKENS * itl_s if late or rank > priority else 0.0
+            lacks_s = needs_s + begun_s - self._credit[name]
+            # Where steps alone are too slow, no pause between prompts would help.
+            if lacks_s > 0 and step_s is not None and step_s < itl_s:
+                wait_s = max(wait_s, lacks_s / (itl_s - step_s) * step_s)
+        return wait_s
