@@ -124,7 +124,8 @@ class Simulator:
         # A static policy looks at nothing: after its first tick it need not be asked again,
         # unless the guard has something to act on.
         policies = [loop.policy.policy for loop in self.core.loops.values()]
-        self._resting = all(isinstance(policy, Static) for policy in policies)
+        sheds = any(queue.tier.sheddable for queue in self.core.batcher.queues.values())
+        self._resting = not sheds and all(isinstance(policy, Static) for policy in policies)
 
     def _first(self, comes: float) -> float:
         """The instant at which something happens next."""

@@ -80,7 +80,7 @@ class Admission:
         try:
             return queue.reserve(requests, tokens, size=size, lent=lent)
         except QueueFull as full:
-            if not self._make_room(queue, (requests, tokens, size), now):
+            if not self._make_room(queue, (requests, tokens, size), lent, now=now):
                 full.retry_after_s = self._drain_s(queue)
                 raise
         self._lending = True
@@ -123,7 +123,11 @@ class Admission:
 
     def _check_feasible(self, queue: TierQueue, now: float, start_by: float | None) -> None:
         tier = queue.tier
-        bounds = [tier.start_within_s, tier.targets.start_s if tier.late == "drop" else None]
+        bounds = [tier.start_within_s]
+        target_s = tier.targets.start_s
+        # A target below the shortest step is never met, and no reason to turn everybody away.
+        if tier.late == "drop" and target_s is not None and target_s > self._forecast.least_s():
+            bounds.append(target_s)
         if start_by is not None:
             bounds.append(start_by - now)
         within_s = min((bound for bound in bounds if bound is not None), default=None)
@@ -154,10 +158,13 @@ class Admission:
             sum(size for _, _, size in higher),
         )
 
-    def _make_room(self, queue: TierQueue, more: tuple[int, int, int], now: float) -> bool:
+    def _make_room(
+        self, queue: TierQueue, more: tuple[int, int, int], lent: Permit | None, *, now: float
+    ) -> bool:
         """Let the newest of strictly lower tiers, lowest first, make room; nobody has to go where
         all of them together would not do."""
-        over = queue.over(*more)
+        after, before = queue.over(*more, lent=lent), queue.over(0, 0, 0, lent=lent)
+        over = [beyond - already for beyond, already in zip(after, before, strict=True)]
         freed = [0, 0, 0]
         victims: list[Request] = []
         for lower in self._lower[queue.tier.name]:

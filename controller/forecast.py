@@ -35,6 +35,8 @@ class Forecast:
         self._executors = executors
         self._estimate = estimate
         self._lengths = lengths
+        # The model, how many run, their context, then: a step with one more, and tokens in a step.
+        self._beside: tuple[StepEstimate | None, int, int, float, int] = (None, 0, 0, 0.0, 1)
 
     def model(self, executor: str) -> StepEstimate | None:
         """The step model of one executor."""
@@ -47,6 +49,11 @@ class Forecast:
         if model is None:
             return None
         return model.predict(len(seats.seats) + more, seats.context_tokens + context)
+
+    def least_s(self) -> float:
+        """The shortest step there can be, 0 where nothing is known."""
+        models = [self._estimate(name) for name in self._executors]
+        return min((model.predict(1, 0) for model in models if model is not None), default=0.0)
 
     def begun_s(self, seats: ExecutorSeats) -> float:
         """What the prompts that an executor has begun still take, apart from others' decoding."""
@@ -61,15 +68,21 @@ class Forecast:
         else:
             return NOTHING_KNOWN
         prompt, rows = len(request.prompt), len(seats.seats)
-        step_s = model.predict(rows + 1, seats.context_tokens + prompt)
-        prefill_s = model.d * prompt
-        if seats.capacity.splits_prefill:
-            chunk = max(1, seats.step_tokens - rows)
-            steps = -(-prompt // chunk)
-            first_s = steps * step_s + prefill_s + model.e * prompt * min(prompt, chunk)
+        # Asked for every request that comes: the running ones change less often.
+        if self._beside[:3] != (model, rows, seats.context_tokens):
+            step_s = model.predict(rows + 1, seats.context_tokens)
+            self._beside = (model, rows, seats.context_tokens, step_s, seats.step_tokens)
+        step_s, chunk = self._beside[3] + model.b * prompt, self._beside[4] - rows
+        if not seats.capacity.splits_prefill:
+            first_s = model.a + prompt * (model.d + model.e * prompt)
+        elif prompt <= chunk:
+            first_s = step_s + prompt * (model.d + model.e * prompt)
         else:
-            first_s = model.a + prefill_s + model.e * prompt * prompt
-        return Need(first_s, first_s + (request.work_tokens - prompt) * step_s)
+            chunk = max(1, chunk)
+            first_s = -(-prompt // chunk) * step_s + prompt * (model.d + model.e * chunk)
+        expected = request.expected_new_tokens
+        new = request.max_new_tokens if expected is None else expected
+        return Need(first_s, first_s + new * step_s)
 
     def to_come(self, request: Request) -> int:
         """Tokens that a running request will still generate, at least 1."""

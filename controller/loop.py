@@ -85,6 +85,7 @@ class ControlLoop:
         self._learn_capacity(now)
         before = self.limits
         signals = self._look(now, devices)
+        self._batcher.admission.press(_excess(signals))
         # Whose answer this is, also when it is the last one before the fallback.
         asked = self.policy.name
         was_pinned = self.pin is not None
@@ -193,6 +194,17 @@ class ControlLoop:
 
     def _members(self) -> list[ExecutorSeats]:
         return [s for s in self._batcher.executors.values() if s.group == self.group]
+
+
+def _excess(signals: Signals) -> dict[str, float]:
+    """By how much more than allowed tiers miss a target for certain, as a fraction of requests."""
+    excess: dict[str, float] = {}
+    for tier in signals.tiers:
+        for verdict in tier.verdicts:
+            if verdict.state == "breach" and verdict.samples:
+                more = verdict.misses / verdict.samples - (1.0 - verdict.attainment)
+                excess[tier.name] = max(excess.get(tier.name, 0.0), more)
+    return excess
 
 
 def _checked(answer: object) -> Proposal:

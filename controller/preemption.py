@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats, Seat, SeatState
@@ -60,6 +61,12 @@ class Preemptor:
         self._queues = sorted(queues.values(), key=lambda queue: -queue.tier.priority)
         self._queues_by_name = queues
         self._tiers = {queue.tier.name: queue.tier for queue in self._queues}
+        self._ranks = {name: tier.priority for name, tier in self._tiers.items()}
+        self._paced = [
+            (tier.priority, name, tier.targets.itl_s)
+            for name, tier in self._tiers.items()
+            if tier.targets.itl_s is not None
+        ]
         self._executors = executors
         self._forecast = forecast
         # By tier and executor: until when this head of the queue can wait.
@@ -68,29 +75,27 @@ class Preemptor:
     def look(self, now: float) -> Verdict:
         """Who has to go. The seats are not touched."""
         verdict = Verdict()
-        able = [seats for seats in self._executors.values() if _able(seats)]
-        for queue in self._queues[:-1]:
-            for seats in able:
-                if self._has_lower(seats, queue.tier):
+        for seats in self._executors.values():
+            if not _able(seats):
+                continue
+            lowest = min((self._ranks[n] for n, count in seats.by_tier.items() if count), default=0)
+            for queue in self._queues[:-1]:
+                if queue.tier.priority > lowest:
                     self._make_room(queue, seats, verdict, now=now)
                     self._relieve(queue.tier, seats, verdict)
         return verdict
 
     def may_join(self, request: Request, seats: ExecutorSeats) -> bool:
         """Whether those of higher tiers that run there keep their inter-token targets beside it."""
-        priority = self._tiers[request.tier].priority
-        bounds = [
-            itl_s
-            for queue in self._queues
-            if queue.tier.priority > priority
-            and (itl_s := queue.tier.targets.itl_s) is not None
-            and seats.by_tier.get(queue.tier.name)
-        ]
-        if not bounds:
+        priority, bound_s = self._ranks[request.tier], math.inf
+        for rank, name, itl_s in self._paced:
+            if rank > priority and itl_s < bound_s and seats.by_tier.get(name):
+                bound_s = itl_s
+        if bound_s == math.inf:
             return True
         context = len(request.prompt) + len(request.tokens)
         step_s = self._forecast.step_s(seats, 1, context=context)
-        return step_s is None or step_s <= JOIN_BELOW * min(bounds)
+        return step_s is None or step_s <= JOIN_BELOW * bound_s
 
     def _make_room(
         self, queue: TierQueue, seats: ExecutorSeats, verdict: Verdict, *, now: float
@@ -111,9 +116,11 @@ class Preemptor:
             return
         if seats.room():
             return
-        coming = sum(seat.state is not SeatState.RUNNING for seat in seats.seats.values())
-        coming += sum(one is seats for one, _ in verdict.seats)
         victims = self._victims(seats, queue.tier, verdict)
+        if not victims:
+            return
+        coming = sum([seat.state is not SeatState.RUNNING for seat in seats.seats.values()])
+        coming += sum([one is seats for one, _ in verdict.seats])
         for number, request in enumerate(queue.firsts(coming + len(victims)), 1):
             if number <= coming:
                 continue
@@ -169,27 +176,25 @@ class Preemptor:
                 verdict.seats += [(seats, seat) for seat in victims[:count]]
                 return
 
-    def _has_lower(self, seats: ExecutorSeats, tier: Tier) -> bool:
-        return any(
-            count and self._tiers[name].priority < tier.priority
-            for name, count in seats.by_tier.items()
-        )
-
     def _victims(self, seats: ExecutorSeats, tier: Tier, verdict: Verdict) -> list[Seat]:
         """Who may be sent away for this tier: the lowest tier first, then who loses least."""
-        lower = {t.name: t.priority for t in self._tiers.values() if t.priority < tier.priority}
         taken = {id(seat) for _, seat in verdict.seats}
+        ranks, priority = self._ranks, tier.priority
         able = [
-            seat
+            (ranks[seat.request.tier], len(seat.request.prompt) + len(seat.request.tokens), seat)
             for seat in seats.seats.values()
-            if seat.request.tier in lower and id(seat) not in taken and _may_go(seat)
+            if ranks[seat.request.tier] < priority and _may_go(seat) and id(seat) not in taken
         ]
-        able.sort(key=lambda seat: (lower[seat.request.tier], _held(seat)))
-        left = {name: self._may_lose(seats, name) for name in lower}
+        if not able:
+            return []
+        able.sort(key=itemgetter(0, 1))
+        left: dict[str, int] = {}
         chosen = []
-        for seat in able:
-            if left[seat.request.tier] > 0:
-                left[seat.request.tier] -= 1
+        for _, _, seat in able:
+            name = seat.request.tier
+            may_lose = left[name] if name in left else self._may_lose(seats, name)
+            left[name] = may_lose - 1
+            if may_lose > 0:
                 chosen.append(seat)
         return chosen
 

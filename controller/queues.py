@@ -96,9 +96,11 @@ class TierQueue:
             self.hold(-permit.requests, -permit.tokens, size=-permit.size)
             permit.requests = permit.tokens = permit.size = 0
 
-    def over(self, requests: int, tokens: int, size: int) -> tuple[int, int, int]:
+    def over(
+        self, requests: int, tokens: int, size: int, *, lent: Permit | None = None
+    ) -> tuple[int, int, int]:
         """Requests, tokens and bytes by which so many more would be over the bounds, at least 0."""
-        bounds = self._bounds(requests, tokens, size, lent=None)
+        bounds = self._bounds(requests, tokens, size, lent=lent)
         by = [max(0, there + more - bound) for _, more, there, bound in bounds]
         return by[0], by[1], by[2]
 
@@ -113,11 +115,13 @@ class TierQueue:
         share = permit.requests
         if share < 1:
             raise ValueError(f"request {request.id} was offered on a permit that is used up")
-        tokens, size = permit.tokens // share, permit.size // share
+        tokens, size, held = permit.tokens // share, permit.size // share, self.reserved
         permit.requests = share - 1
         permit.tokens -= tokens
         permit.size -= size
-        self.hold(-1, -tokens, size=-size)
+        held.requests -= 1
+        held.tokens -= tokens
+        held.size -= size
         if size:
             self._sizes[request.id] = size
             self.size += size

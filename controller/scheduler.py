@@ -62,6 +62,7 @@ class Scheduler:
         self._queues = sorted(queues, key=lambda queue: -queue.tier.priority)
         self._sharing = [queue for queue in self._queues if queue.tier.min_share > 0]
         self._accounts = {queue.tier.name: _Account() for queue in self._queues}
+        self._pairs = [(queue, self._accounts[queue.tier.name]) for queue in self._queues]
         self._lines = {queue.tier.name: queue.lines for queue in self._queues}
 
     def pick(self, now: float, may_take: Callable[[Tier], bool] | None = None) -> Pick | None:
@@ -70,14 +71,30 @@ class Scheduler:
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        waiting = [queue for queue in self._queues if queue.waiting]
-        if may_take is not None:
-            waiting = [queue for queue in waiting if may_take(queue.tier)]
-        if not waiting:
+        first = starved = owed = None
+        most_over = most_owed = 0.0
+        # One pass, without lists: it is done for every seat that is given away.
+        for queue, account in self._pairs:
+            tier = queue.tier
+            if not queue.waiting or (may_take is not None and not may_take(tier)):
+                continue
+            if first is None:
+                first = queue
+            if account.progress is not None:
+                over = now - account.progress - tier.max_starvation_s
+                if over >= 0 and (starved is None or over > most_over):
+                    starved, most_over = queue, over
+            if account.owed > most_owed and tier.min_share > 0:
+                head = queue.head()
+                if head is not None and account.owed >= head.work_tokens:
+                    owed, most_owed = queue, account.owed
+        if first is None:
             return None
-        queue, turn = waiting[0], Turn.PRIORITY
-        if len(waiting) > 1:
-            queue, turn = self._starved(waiting, now) or self._owed(waiting) or (queue, turn)
+        queue, turn = first, Turn.PRIORITY
+        if starved is not None:
+            queue, turn = starved, Turn.STARVED
+        elif owed is not None:
+            queue, turn = owed, Turn.SHARE
         request = queue.head()
         assert request is not None
         return Pick(request, turn)
@@ -128,25 +145,6 @@ class Scheduler:
     def owed(self) -> Mapping[str, float]:
         """Tokens that each tier is owed."""
         return {name: account.owed for name, account in self._accounts.items()}
-
-    def _starved(self, waiting: list[TierQueue], now: float) -> tuple[TierQueue, Turn] | None:
-        over = [
-            (now - progress - queue.tier.max_starvation_s, queue)
-            for queue in waiting
-            if (progress := self._accounts[queue.tier.name].progress) is not None
-        ]
-        late, queue = max(over, key=lambda pair: pair[0], default=(-1.0, None))
-        return (queue, Turn.STARVED) if queue is not None and late >= 0 else None
-
-    def _owed(self, waiting: list[TierQueue]) -> tuple[TierQueue, Turn] | None:
-        due = [
-            (owed, queue)
-            for queue in waiting
-            if queue.tier.min_share > 0
-            and (head := queue.head()) is not None
-            and (owed := self._accounts[queue.tier.name].owed) >= head.work_tokens
-        ]
-        return (max(due, key=lambda pair: pair[0])[1], Turn.SHARE) if due else None
 
     def _credit(self, tokens: int) -> None:
         for queue in self._sharing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,14 +21,24 @@ from executor.contract import (
     Report,
     Returned,
     Sampling,
+    StepSample,
     Submit,
     Tokens,
 )
-from policies.contract import Limits
+from policies.contract import Limits, StepEstimate
 
 PAID = Tier("paid", 2, Targets(ttft_s=1.0, itl_s=0.1))
 FREE = Tier("free", 1, Targets(ttft_s=5.0, itl_s=0.15, attainment=0.9))
 OFFLINE = Tier("offline", 0, Targets(e2e_s=600.0))
+
+
+def model(
+    *, a: float = 0.02, b: float = 0.0, c: float = 0.0, d: float = 0.0, e: float = 0.0
+) -> StepEstimate:
+    """A step model that is known: 20 ms a step, whatever it holds, unless told otherwise."""
+    return StepEstimate(
+        a=a, b=b, c=c, c_above=c, knee=10_000, d=d, e=e, sigma_s=0.0, samples=100, identifiable=True
+    )
 
 
 def capacity(
@@ -37,6 +48,8 @@ def capacity(
     max_context_tokens: int = 8192,
     runs_to_completion: bool = False,
     can_resume: bool = True,
+    can_preempt: bool = True,
+    splits_prefill: bool = True,
 ) -> Capacity:
     """A continuous executor with plenty of everything, unless told otherwise."""
     return Capacity(
@@ -48,6 +61,8 @@ def capacity(
         max_context_tokens=max_context_tokens,
         runs_to_completion=runs_to_completion,
         can_resume=can_resume,
+        can_preempt=can_preempt,
+        splits_prefill=splits_prefill,
     )
 
 
@@ -75,10 +90,18 @@ class Stage:
         executors: Sequence[str] = ("e",),
         ready: Capacity | None = None,
         listeners: Sequence[Listener] = (),
+        model: StepEstimate | None = None,
     ) -> Stage:
-        """A stage whose executors are ready at time 0 with limits `size`, `tokens`, `wait_s`."""
+        """A stage whose executors are ready at time 0 with limits `size`, `tokens`, `wait_s`, and
+        of which the step model `model` is known."""
         limits = Limits(size, tokens, wait_s)
-        batcher = Batcher(tiers, dict.fromkeys(executors, "default"), limits, listeners=listeners)
+        batcher = Batcher(
+            tiers,
+            dict.fromkeys(executors, "default"),
+            limits,
+            listeners=listeners,
+            estimate=lambda executor: model,
+        )
         stage = cls(batcher)
         for name in executors:
             stage.start(name, ready or capacity())
@@ -106,13 +129,19 @@ class Stage:
         start_by: float | None = None,
         finish_by: float | None = None,
         name: str | None = None,
+        client: str = "c",
+        expected: int | None = None,
     ) -> Request:
-        """A request arrives now and waits; nothing is polled."""
-        permit = self.batcher.reserve(tier, requests=1, tokens=prompt + new, size=100, now=self.now)
+        """A request arrives now and waits; nothing is polled. `expected`: its client set no bound,
+        and this is what it is thought to become."""
+        tokens = prompt + (new if expected is None else expected)
+        permit = self.batcher.reserve(
+            tier, requests=1, tokens=tokens, size=100, now=self.now, start_by=start_by
+        )
         request = Request(
             id=name or f"r{next(self._ids)}",
             tier=tier,
-            client="c",
+            client=client,
             prompt=[1] * prompt,
             max_new_tokens=new,
             sampling=Sampling(),
@@ -120,6 +149,7 @@ class Stage:
             arrived_at=self.now,
             start_by=start_by,
             finish_by=finish_by,
+            expected_new_tokens=expected,
         )
         self.batcher.offer(request, permit, self.now)
         return request
@@ -146,6 +176,8 @@ class Stage:
         returned: Sequence[str] = (),
         why: Literal["error", "out_of_memory"] = "error",
         released: Sequence[Key] = (),
+        sample: StepSample | None = None,
+        kv_tokens: int | None = None,
         incarnation: int | None = None,
     ) -> list[tuple[Request, list[int]]]:
         """The executor reports a step, by request ids, with the attempts it was told."""
@@ -160,6 +192,8 @@ class Stage:
             finished=[Finished(name, attempt(name), reason) for name in finished],
             returned=[Returned(name, attempt(name), why) for name in returned],
             released=list(released),
+            sample=sample,
+            kv_tokens=kv_tokens,
         )
         streamed = self.batcher.on_report(
             executor,
@@ -171,6 +205,12 @@ class Stage:
             here.pop(name, None)
         return streamed
 
+    def acknowledge(self, executor: str = "e") -> list[str]:
+        """The executor lets go whatever it was told to release; answers the ids."""
+        keys, self.released[executor] = self.released[executor], []
+        self.report(executor=executor, released=keys)
+        return [key.request_id for key in keys]
+
     def finish(self, *names: str, executor: str = "e") -> None:
         """The executor reports that these are done."""
         self.report(executor=executor, finished=names)
@@ -180,6 +220,10 @@ class Stage:
         told = [ended for ended in self.ended if ended.request is request]
         assert len(told) == 1, f"{request.id} was told {len(told)} times"
         return told[0].outcome, told[0].reason
+
+    def outcome_counts(self) -> dict[Outcome, int]:
+        """How many ended in which way."""
+        return dict(Counter(ended.outcome for ended in self.ended))
 
     def ids(self, executor: str = "e") -> list[str]:
         """Who runs there, in the order of dispatch."""

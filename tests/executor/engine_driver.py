@@ -46,10 +46,16 @@ class Driver:
         self.reports: list[Report] = []
 
     def submit(
-        self, name: str, tokens: Sequence[int], new: int = 8, *, sampling: Sampling = GREEDY
+        self,
+        name: str,
+        tokens: Sequence[int],
+        new: int = 8,
+        *,
+        sampling: Sampling = GREEDY,
+        priority: int = 0,
     ) -> None:
         """First attempt at a request."""
-        request = Submit(name, 1, list(tokens), len(tokens), new, sampling)
+        request = Submit(name, 1, list(tokens), len(tokens), new, sampling, priority)
         self.requests[name], self.text[name] = request, []
         self.work(submit=[request])
 
@@ -63,6 +69,7 @@ class Driver:
             prompt_length=old.prompt_length,
             max_new_tokens=old.max_new_tokens - (len(text) - self._known(old)),
             sampling=old.sampling,
+            priority=old.priority,
         )
         self.requests[name] = request
         self.work(submit=[request])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from executor.continuous import ContinuousEngine
 from executor.contract import Report, Sampling, SimulatedSettings, StepSample, Submit
-from executor.prefill_order import shares
+from executor.prefill_order import shares, shares_by_priority
 from executor.simulation import Simulation
 from tests.executor.engine_driver import Driver, load, prompt
 
@@ -40,6 +40,22 @@ def test_a_step_is_shared(remaining: list[int], budget: int, given: list[int]) -
     assert shares(remaining, budget) == given
 
 
+@pytest.mark.parametrize(
+    ("remaining", "priorities", "budget", "given"),
+    [
+        ([10, 5], [1, 1], 8, [4, 4]),
+        ([10, 5], [2, 1], 8, [8, 0]),  # even where it is half as long
+        ([3, 10, 5], [2, 1, 1], 11, [3, 4, 4]),
+        ([3, 10, 5], [2, 2, 1], 8, [3, 5, 0]),
+        ([3, 3, 10], [2, 1, 0], 8, [3, 3, 2]),
+    ],
+)
+def test_a_higher_priority_has_the_step_first(
+    remaining: list[int], priorities: list[int], budget: int, given: list[int]
+) -> None:
+    assert shares_by_priority(remaining, budget, priorities) == given
+
+
 @given(PROMPTS, st.integers(0, 500))
 def test_all_of_a_step_is_used_and_at_least_half_by_the_oldest(
     remaining: list[int], budget: int
@@ -50,6 +66,7 @@ def test_all_of_a_step_is_used_and_at_least_half_by_the_oldest(
     assert parts[0] >= min(remaining[0], budget - budget // 2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(8, 40), st.integers(1, 60))
 def test_whatever_comes_every_prompt_is_done_in_twice_its_own_time_and_that_of_the_older(
     remaining: list[int], budget: int, newcomer: int
@@ -107,8 +124,8 @@ def test_fifty_prompts_of_100_do_not_wait_for_one_of_32k() -> None:
     assert began["long"] == 74
 
 
-def ask(name: str, length: int, new: int) -> Submit:
-    return Submit(name, 1, [0] * length, length, new, Sampling(ignore_eos=True))
+def ask(name: str, length: int, new: int, priority: int = 0) -> Submit:
+    return Submit(name, 1, [0] * length, length, new, Sampling(ignore_eos=True), priority)
 
 
 @pytest.fixture(scope="module")
@@ -135,22 +152,25 @@ def what(sample: StepSample | None) -> StepSample | None:
     return None if sample is None else msgspec.structs.replace(sample, duration_s=0.0)
 
 
+# Steps before the next one comes, length of the prompt, tokens to come, priority.
 ARRIVALS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 120), st.integers(1, 6)), min_size=1, max_size=10
+    st.tuples(st.integers(0, 3), st.integers(1, 120), st.integers(1, 6), st.integers(0, 2)),
+    min_size=1,
+    max_size=10,
 )
 
 
 @settings(max_examples=20, deadline=None)
 @given(arrivals=ARRIVALS, budget=st.integers(12, 100))
 def test_a_real_model_and_a_simulated_one_compute_the_same_in_every_step(
-    engine: ContinuousEngine, arrivals: list[tuple[int, int, int]], budget: int
+    engine: ContinuousEngine, arrivals: list[tuple[int, int, int, int]], budget: int
 ) -> None:
     driver, model = Driver(engine, budget), Simulation(SimulatedSettings())
     model.limit(1, budget)
-    for number, (steps, length, new) in enumerate(arrivals):
+    for number, (steps, length, new, priority) in enumerate(arrivals):
         name = str(number)
-        driver.submit(name, prompt(number, length), new)
-        model.begin([ask(name, length, new)])
+        driver.submit(name, prompt(number, length), new, priority=priority)
+        model.begin([ask(name, length, new, priority)])
         for _ in range(steps):
             if model.has_work():
                 assert_alike(driver.step(), model.next_step()[1])
