@@ -7,10 +7,9 @@ reach, whether the batch had gone by then or not. So there is nothing that has t
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
 
 from controller.ledger import ExecutorSeats
 from controller.listener import Listener
@@ -33,13 +32,9 @@ LEAST_MET = 1.5
 LEAST_CHANCE = 0.05
 
 
-class Outlook(NamedTuple):
-    """Who may be expected, from `wait_s` seconds from now on: `joining` until then, `later` after
-    it and before the batch would be done. Both are means."""
-
-    wait_s: float
-    joining: float
-    later: float
+# Who may be expected: seconds from now, how many until then, and how many after that and before the
+# batch would be done. A plain tuple: many are made while a batch waits.
+Outlook = tuple[float, float, float]
 
 
 class _Window:
@@ -67,6 +62,7 @@ class Curve:
         self._mean = [0.0] * _SIZE
         self._met = [0.0] * _SIZE
         self._chance = [1.0] * _SIZE
+        self._promises = [False] * _SIZE
         self._all_came = 0.0
         self._all_units = 0.0
 
@@ -85,6 +81,10 @@ class Curve:
         # The far points are seen less often, and still nobody who has come goes away.
         means = (c / u if u else 0.0 for c, u in zip(self._came, self._units, strict=True))
         self._mean = list(accumulate(means, max))
+        self._promises = [
+            met >= LEAST_MET and chance >= LEAST_CHANCE
+            for met, chance in zip(self._met, self._chance, strict=True)
+        ]
 
     def forget(self, keep: float) -> None:
         """Let all that was seen count `keep` (0..1) of what it did."""
@@ -101,30 +101,27 @@ class Curve:
         the units have not come yet, each of whom comes by itself; None: a unit is a start, of
         which many have to have met with company, and not many lately without.
         """
+        found: list[Outlook] = []
         if not self._all_units:
-            return []
-        found = []
-        gone = self._at(elapsed_s)
+            return found
+        gone = before = self._at(elapsed_s)
         total = self._all_came / self._all_units
-        for index in range(bisect_left(POINTS_S, elapsed_s), _SIZE):
+        first, end = bisect_right(POINTS_S, elapsed_s), bisect_left(POINTS_S, most_s)
+        for index in range(first, min(end + 1, _SIZE)):
             x, mean, units = POINTS_S[index], self._mean[index], self._units[index]
-            last = x >= most_s
-            if last:
+            if index == end:
                 x, mean = most_s, self._at(most_s)
-            count = (mean - gone) * units
-            if count > 1 and (left is not None or self._promises(index)):
-                surely = (count - math.sqrt(count)) / units
-                later = max(0.0, total - mean)
-                if left is not None:
-                    later *= left
-                    surely = left * min(1.0, surely / max(1.0 - gone, 1e-9))
-                found.append(Outlook(x - elapsed_s, surely, later))
-            if last:
-                break
+            more = mean - gone
+            if mean == before or more * units <= 1 or (left is None and not self._promises[index]):
+                continue
+            before = mean
+            surely, later = more - math.sqrt(more / units), max(0.0, total - mean)
+            if left is not None:
+                # None of those who have come is among those who still do.
+                each = left / max(1.0 - gone, more)
+                surely, later = surely * each, later * each
+            found.append((x - elapsed_s, surely, later))
         return found
-
-    def _promises(self, index: int) -> bool:
-        return self._met[index] >= LEAST_MET and self._chance[index] >= LEAST_CHANCE
 
     def _at(self, x: float) -> float:
         """The mean at any point: straight lines between the points, from nothing at 0."""
@@ -156,8 +153,8 @@ class Comers:
     def batch_over(self, members: int, now: float) -> None:
         """A batch ended and left the executor free; `members` were in it to the last."""
         if self._left.units:
-            self._back.learn(self._left, now)
             self._back.forget(0.5 ** (1 / HALF_LIFE_BATCHES))
+            self._back.learn(self._left, now)
         self._left = _Window(now, members)
         self._close_start(now)
 
@@ -197,8 +194,8 @@ class Comers:
 
     def _close_start(self, now: float) -> None:
         if self._begun is not None:
-            self._start.learn(self._begun, now)
             self._start.forget(0.5 ** (1 / HALF_LIFE_STARTS))
+            self._start.learn(self._begun, now)
             self._begun = None
 
 
