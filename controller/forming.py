@@ -125,10 +125,13 @@ class Former:
             pick = self._scheduler.pick(now)
         if pick is None:
             return False
-        if not seats.takes_prompts() or not self._keeps_pace(seats, pick, now, formed):
+        request = pick.request
+        priority = self._queues[request.tier].tier.priority
+        if not seats.takes_prompt(request, priority) or not self._keeps_pace(
+            seats, pick, now, formed
+        ):
             self.is_waiting_for_a_step = True
             return False
-        request = pick.request
         if batch.company is not None:
             request = batch.company.instead_of(request, now)
         # Nobody overtakes a request that waits for memory: small ones would starve a large one.
@@ -137,7 +140,6 @@ class Former:
         self._queues[request.tier].take(request)
         charge = self._scheduler.charge(request)
         self._scheduler.progressed(request.tier, now)
-        priority = self._queues[request.tier].tier.priority
         batch.members.append(seats.seat(request, charge, priority=priority))
         if request.times.dispatched is None:
             request.times.dispatched = now
@@ -161,6 +163,8 @@ class Former:
         if pick.turn is not Turn.PRIORITY or not seats.seats:
             return True
         priority = self._queues[pick.request.tier].tier.priority
+        if seats.is_full_of_prompts(pick.request, priority):
+            return True
         wait_s = self._paces[seats.name].wait_s(
             seats,
             priority,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +15,8 @@ from policies.contract import Limits
 # Prompts go to an executor for so many steps ahead: fewer would leave a step unfilled while the
 # answer is on its way, more would queue where nobody can overtake.
 PROMPT_STEPS = 2
+# A prompt of so many steps is long: nobody waits for the whole of it.
+LONG_STEPS = 16
 
 
 class SeatState(StrEnum):
@@ -30,15 +33,17 @@ class SeatState(StrEnum):
 class Seat:
     """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for,
     `charge` what its tier was charged. `began` is the number of tokens that it had before, `moved`
-    whether it got one since; `trial` says that it was there when an attempt failed, and that it has
-    not moved since."""
+    whether it got one since, and `left` what of its prompt is still to be prefilled; `trial` says
+    that it was there when an attempt failed, and that it has not moved since."""
 
     request: Request
     attempt: int
     booked: int
     charge: Charge
+    priority: int
     began: int
     trial: bool
+    left: int
     moved: bool = False
     state: SeatState = SeatState.RUNNING
 
@@ -56,7 +61,7 @@ class ExecutorSeats:
     None while it can not; `reserved_tokens` is the KV memory that its requests may come to, and
     `unbounded` how many of them may come to more than is reserved. `context_tokens` were read in
     the last step and `kv_tokens` held after it, as it said; `prompt_tokens` are still to be
-    prefilled; `trials` of its seats are on trial, `unmoved` have not had a token.
+    prefilled, those of the seats in `prefilling`; `trials` of its seats are on trial.
     """
 
     name: str
@@ -72,11 +77,11 @@ class ExecutorSeats:
     context_tokens: int = 0
     kv_tokens: int | None = None
     prompt_tokens: int = 0
-    unmoved: int = 0
     trials: int = 0
     # Who did not fit into memory when last somebody looked; None once somebody left.
     too_large: Request | None = None
     seats: dict[tuple[str, int], Seat] = field(default_factory=dict)
+    prefilling: dict[tuple[str, int], Seat] = field(default_factory=dict)
     by_tier: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -115,12 +120,37 @@ class ExecutorSeats:
             self.free_since = now
         return room
 
-    def takes_prompts(self) -> bool:
-        """Whether another prompt would be begun soon: what waits inside is out of order."""
-        capacity = self.capacity
-        if capacity is None or capacity.runs_to_completion:
+    def prompts_ahead(self, request: Request, priority: int) -> int:
+        """Tokens of prompts that will be prefilled before this one's, if it goes now.
+
+        Higher priorities go first, then older ones, except that where prompts are split a prompt of
+        at most half the length passes (`executor.prefill_order`).
+        """
+        assert self.capacity is not None
+        splits = self.capacity.splits_prefill
+        passed = 2 * (len(request.prompt) + len(request.tokens)) if splits else math.inf
+        return sum(
+            seat.left
+            for seat in self.prefilling.values()
+            if seat.priority > priority or (seat.priority == priority and seat.left < passed)
+        )
+
+    def takes_prompt(self, request: Request, priority: int) -> bool:
+        """Whether its prompt would be begun soon: what waits inside an executor waits in the order
+        of its coming, and no longer in ours."""
+        assert self.capacity is not None
+        if not self.prefilling or self.capacity.runs_to_completion:
             return True
-        return self.prompt_tokens < PROMPT_STEPS * self.step_tokens
+        return self.prompts_ahead(request, priority) < PROMPT_STEPS * self.step_tokens
+
+    def is_full_of_prompts(self, request: Request, priority: int) -> bool:
+        """Whether so long a prompt is in prefill that steps are as long as they may be for a while
+        without this one too, which would only have a part of the tokens of those that it passes."""
+        assert self.capacity is not None
+        long = LONG_STEPS * self.step_tokens
+        if not self.capacity.splits_prefill or self.prompt_tokens < long:
+            return False
+        return self.prompt_tokens - self.prompts_ahead(request, priority) >= long
 
     def tier_room(self, tier: str, seats: int | None) -> bool:
         """Whether a tier with a cap of `seats` (None: no cap) may take one more."""
@@ -133,13 +163,15 @@ class ExecutorSeats:
         request.executor = self.name
         request.epoch = self.epoch
         booked, trial = request.work_tokens, request.suspects > 0
-        seat = Seat(request, request.attempt, booked, charge, len(request.tokens), trial)
+        has = len(request.tokens)
+        left = len(request.prompt) + has
+        seat = Seat(request, request.attempt, booked, charge, priority, has, trial, left)
         self.seats[request.id, request.attempt] = seat
+        self.prefilling[request.id, request.attempt] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1
         self.reserved_tokens += booked
         self.unbounded += request.expected_new_tokens is not None
-        self.prompt_tokens += len(request.prompt) + len(request.tokens)
-        self.unmoved += 1
+        self.prompt_tokens += left
         self.trials += trial
         return Submit(
             request.id,
@@ -169,13 +201,13 @@ class ExecutorSeats:
     def note_moved(self, seat: Seat) -> None:
         """An attempt got its first token, or will never get one."""
         seat.moved = True
-        self.unmoved -= 1
+        del self.prefilling[seat.request.id, seat.attempt]
+        # Prefixes that were cached were never computed: what was left is known to be nothing.
+        self.prompt_tokens -= seat.left
+        seat.left = 0
         if seat.trial:
             seat.trial = False
             self.trials -= 1
-        if not self.unmoved:
-            # Prefixes that were cached were never computed: what is left is known to be nothing.
-            self.prompt_tokens = 0
 
     def note_step(self, report: Report) -> None:
         """Keep what the last step says about the next."""
@@ -183,8 +215,15 @@ class ExecutorSeats:
         if (sample := report.sample) is None:
             return
         self.context_tokens = sample.context_tokens
-        if sample.prefill_tokens:
-            self.prompt_tokens = max(0, self.prompt_tokens - sample.prefill_tokens)
+        done = sample.prefill_tokens
+        if not done or not self.prefilling:
+            return
+        # Nobody says whose they were: in order of priority and age is near enough.
+        for seat in sorted(self.prefilling.values(), key=lambda seat: -seat.priority):
+            part = min(seat.left, done)
+            seat.left -= part
+            self.prompt_tokens -= part
+            done -= part
 
     def running(self) -> Iterator[Seat]:
         """The seats whose requests go on."""
@@ -196,7 +235,8 @@ class ExecutorSeats:
         self.seats.clear()
         self.by_tier.clear()
         self.reserved_tokens = self.unbounded = self.context_tokens = 0
-        self.prompt_tokens = self.unmoved = self.trials = 0
+        self.prefilling.clear()
+        self.prompt_tokens = self.trials = 0
         self.too_large = self.kv_tokens = None
         self.capacity = None
         self.free_since = None

@@ -108,13 +108,13 @@ class Preemptor:
         if patient is not None and patient[0] is head and now < patient[1]:
             verdict.look_again(patient[1])
             return
-        if seats.room() and seats.takes_prompts() and not seats.trials:
+        if seats.room():
+            if seats.trials or not seats.takes_prompt(head, queue.tier.priority):
+                return
             # There are seats: what lacks is memory.
             if self._is_urgent(head, seats, self._forecast.memory_s, verdict=verdict, now=now):
                 victims = self._victims(seats, queue.tier, verdict)
                 verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
-            return
-        if seats.room():
             return
         victims = self._victims(seats, queue.tier, verdict)
         if not victims:

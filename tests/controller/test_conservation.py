@@ -7,16 +7,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from controller.errors import HeadwayError
+from controller.ledger import SeatState
+from controller.memory import peak_tokens
+from controller.preemption import MAX_PREEMPTIONS
 from controller.request import Ended, Outcome, Request
-from controller.tiers import Tier
+from controller.tiers import Targets, Tier
 from executor.contract import Finished, Key, Report, Returned, Submit, Tokens
 from policies.contract import Limits
-from tests.controller.stage import Stage, capacity
+from tests.controller.stage import Stage, capacity, model
 
 TIERS = (
-    Tier("paid", 2, max_queue_requests=6, max_seats=5),
-    Tier("free", 1, min_share=0.2, max_queue_requests=6, max_queue_tokens=300, wait_timeout_s=0.5),
-    Tier("offline", 0, min_share=0.1, max_starvation_s=3.0, max_queue_requests=6),
+    Tier("paid", 2, Targets(ttft_s=1.0, itl_s=0.1), max_queue_requests=6, max_seats=5),
+    Tier(
+        "free",
+        1,
+        Targets(ttft_s=3.0),
+        min_share=0.2,
+        max_queue_requests=6,
+        max_queue_tokens=300,
+        wait_timeout_s=0.5,
+        late="drop",
+    ),
+    Tier("offline", 0, min_share=0.1, max_starvation_s=3.0, max_queue_requests=6, order="shortest"),
 )
 NAMES = ("a", "b")
 
@@ -27,7 +39,12 @@ class Conservation(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stage = Stage.build(
-            tiers=TIERS, size=3, wait_s=0.2, executors=NAMES, ready=capacity(kv_tokens=400)
+            tiers=TIERS,
+            size=3,
+            wait_s=0.2,
+            executors=NAMES,
+            ready=capacity(kv_tokens=400),
+            model=model(a=0.02, c=0.03, d=0.001),
         )
         self.known: list[Request] = []
         self.streamed: dict[str, list[int]] = {}
@@ -36,6 +53,8 @@ class Conservation(RuleBasedStateMachine):
         # What the workers really hold, attempt by attempt, with the tokens that they have made.
         self.held: dict[str, dict[Key, tuple[Submit, int]]] = {name: {} for name in NAMES}
         self.stale: list[tuple[str, int, Report]] = []
+        # What they were told to let go, and have not yet.
+        self.releases: dict[str, list[Key]] = {name: [] for name in NAMES}
         self.poll(0.0)
 
     def poll(self, later: float) -> None:
@@ -47,9 +66,7 @@ class Conservation(RuleBasedStateMachine):
             assert not work.submit or before[name] + len(work.submit) <= seats.size_limit
             for submit in work.submit:
                 self.held[name][Key(submit.request_id, submit.attempt)] = (submit, 0)
-            for key in work.release:
-                if self.held[name].pop(key, None) is not None:
-                    self.report(name, Report(epoch=0, steps=0, released=[key]))
+            self.releases[name] += work.release
         self.told += plan.ended
         assert plan.wake_at is None or plan.wake_at > self.stage.now
 
@@ -113,8 +130,18 @@ class Conservation(RuleBasedStateMachine):
         self.poll(0.0)
 
     @rule(name=st.sampled_from(NAMES))
+    def let_go(self, name: str) -> None:
+        """A worker reads what it was told: each key is acknowledged once, held or not."""
+        keys, self.releases[name] = self.releases[name], []
+        for key in keys:
+            self.held[name].pop(key, None)
+        self.report(name, Report(epoch=0, steps=0, released=keys))
+        self.poll(0.0)
+
+    @rule(name=st.sampled_from(NAMES))
     def die_and_come_back(self, name: str) -> None:
         self.held[name] = {}
+        self.releases[name] = []
         self.stage.lose(name)
         self.poll(0.1)
         self.stage.start(name, capacity(kv_tokens=400))
@@ -163,16 +190,36 @@ class Conservation(RuleBasedStateMachine):
             assert seats.reserved_tokens == sum(
                 seat.request.work_tokens for seat in seats.seats.values()
             )
-            assert len(seats.seats) <= 1 or seats.reserved_tokens <= 400
+            assert seats.prompt_tokens == sum(seat.left for seat in seats.prefilling.values())
+            assert seats.trials == sum(seat.trial for seat in seats.seats.values())
+            holdings = [
+                (seat.request.remaining_tokens, len(seat.request.prompt) + len(seat.request.tokens))
+                for seat in seats.seats.values()
+            ]
+            assert len(seats.seats) <= 1 or peak_tokens(holdings) <= 400
         for queue in batcher.queues.values():
             assert queue.reserved.requests == queue.reserved.tokens == queue.reserved.size == 0
+
+    @invariant()
+    def seats_that_are_asked_back_are_so_once(self) -> None:
+        for name, seats in self.stage.batcher.executors.items():
+            going = {
+                seat.key for seat in seats.seats.values() if seat.state is not SeatState.RUNNING
+            }
+            # One that ended by itself meanwhile is asked for in vain.
+            assert going <= set(self.releases[name])
+            assert len(self.releases[name]) == len(set(self.releases[name]))
+
+    @invariant()
+    def nobody_is_preempted_too_often_or_for_its_equal(self) -> None:
+        for request in self.known:
+            assert request.preemptions <= MAX_PREEMPTIONS
+            assert request.tier != "paid" or not request.preemptions
 
     @invariant()
     def nobody_waits_beside_a_free_seat_for_ever(self) -> None:
         """With work waiting, seats free and no hold to end, something must run."""
         batcher = self.stage.batcher
-        self.poll(0.0)
-        # A second time, for the seats that were freed by what the first one released.
         self.poll(0.0)
         plan = batcher.poll(self.stage.now)
         assert not plan.work
