@@ -126,7 +126,8 @@ def best_until(batch: Batch, comers: Comers) -> float:
     longer, the members for each other's rows as well. Those who come back after a batch do so
     again and again, and then what counts is how many are served per second: a wait pays when it
     adds more members, relative to those who are there, than time, relative to the batch's and what
-    has passed since the one before.
+    has passed since the one before. Judged by one batch's waits as well, stragglers were left
+    behind, and 16 clients who think for 20 ms served 7 % slower than with the best fixed wait.
     """
     now, size, more = batch.now, batch.size, batch.room - batch.size
     alpha_s, rows_s = batch.alpha_s, batch.size * batch.beta_s
