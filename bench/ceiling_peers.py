@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from controller.queues import Permit
+from controller.places import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, Feature, TextModel
 from gateway.app import Access, build_app, runner_of
@@ -99,7 +99,14 @@ class FreeDesk:
         return self._text, self._capacity
 
     def reserve(
-        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+        self,
+        tier: str,
+        *,
+        requests: int,
+        tokens: int,
+        size: int,
+        start_by: float | None = None,
+        client: str = "",
     ) -> Permit:
         """See Desk."""
         return Permit(tier, requests, tokens, size)

@@ -197,7 +197,9 @@ class Simulator:
         size = 4 * arrival.prompt
         permit = None
         try:
-            permit = batcher.reserve(request.tier, requests=1, tokens=tokens, size=size, now=now)
+            permit = batcher.reserve(
+                request.tier, requests=1, tokens=tokens, size=size, now=now, client=request.client
+            )
             batcher.offer(request, permit, now)
         except (CapacityError, Unavailable, ContextLengthExceeded) as error:
             if permit is not None:

@@ -16,7 +16,8 @@ from controller.errors import (
 )
 from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats
-from controller.queues import Permit, TierQueue
+from controller.places import Permit, Places
+from controller.queues import TierQueue
 from controller.request import Request
 
 # How soon a client may ask again when nothing is known: long enough not to be a storm.
@@ -62,6 +63,7 @@ class Admission:
         size: int,
         now: float,
         start_by: float | None,
+        client: str,
     ) -> Permit:
         """Places in a tier's queue, for requests that are of no use unless they begin by
         `start_by`. Raises Draining, NotReady, Shed, Infeasible, QueueFull."""
@@ -80,9 +82,13 @@ class Admission:
         try:
             return queue.reserve(requests, tokens, size=size, lent=lent)
         except QueueFull as full:
-            if not self._make_room(queue, (requests, tokens, size), lent, now=now):
+            over = _more_over(queue, (requests, tokens, size), lent)
+            victims = self._of_lower(queue, over) or queue.of_the_greediest(client, over)
+            if not victims:
                 full.retry_after_s = self._drain_s(queue)
                 raise
+            for request in victims:
+                self._evict(request, now)
         self._lending = True
         return queue.hold(requests, tokens, size=size)
 
@@ -153,33 +159,23 @@ class Admission:
         higher = [q.over(0, 0, 0) for q in self._above[queue.tier.name] if q is not queue]
         return Permit(
             queue.tier.name,
-            sum(requests for requests, _, _ in higher),
-            sum(tokens for _, tokens, _ in higher),
-            sum(size for _, _, size in higher),
+            sum(over.requests for over in higher),
+            sum(over.tokens for over in higher),
+            sum(over.size for over in higher),
         )
 
-    def _make_room(
-        self, queue: TierQueue, more: tuple[int, int, int], lent: Permit | None, *, now: float
-    ) -> bool:
-        """Let the newest of strictly lower tiers, lowest first, make room; nobody has to go where
-        all of them together would not do."""
-        after, before = queue.over(*more, lent=lent), queue.over(0, 0, 0, lent=lent)
-        over = [beyond - already for beyond, already in zip(after, before, strict=True)]
-        freed = [0, 0, 0]
+    def _of_lower(self, queue: TierQueue, over: Places) -> list[Request]:
+        """The newest of strictly lower tiers, lowest first, who together free so many places; none
+        where even all of them would not do."""
+        freed = Places(0, 0, 0)
         victims: list[Request] = []
         for lower in self._lower[queue.tier.name]:
             for request in lower.newest_first():
-                if all(had >= need for had, need in zip(freed, over, strict=True)):
-                    break
+                if freed.cover(over):
+                    return victims
                 victims.append(request)
-                freed[0] += 1
-                freed[1] += request.work_tokens
-                freed[2] += lower.size_of(request)
-        if any(had < need for had, need in zip(freed, over, strict=True)):
-            return False
-        for request in victims:
-            self._evict(request, now)
-        return True
+                freed = freed.plus(lower.places_of(request))
+        return victims if freed.cover(over) else []
 
     def _check_served(self, queue: TierQueue, now: float) -> None:
         for seats in self._executors.values():
@@ -198,3 +194,11 @@ class Admission:
                 f"{patience_s:.0f} s at most",
                 retry_after_s=wait_s,
             )
+
+
+def _more_over(queue: TierQueue, more: tuple[int, int, int], lent: Permit | None) -> Places:
+    """By how much so many more would be further over the bounds than what is there already."""
+    after, before = queue.over(*more, lent=lent), queue.over(0, 0, 0, lent=lent)
+    return Places(
+        after.requests - before.requests, after.tokens - before.tokens, after.size - before.size
+    )

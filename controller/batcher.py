@@ -16,18 +16,19 @@ from controller.errors import CapacityError, Unavailable
 from controller.forecast import Estimate, Forecast
 from controller.forming import Former
 from controller.hold import Holder, HoldRule
-from controller.ledger import ExecutorSeats, Seat, SeatState
+from controller.ledger import ExecutorSeats, SeatState
 from controller.lengths import LengthHistory
 from controller.listener import Audience, Listener
 from controller.pacing import Pace
+from controller.places import Permit
 from controller.plan import Plan
 from controller.preemption import Preemptor
-from controller.queues import Permit, TierQueue
+from controller.queues import TierQueue
 from controller.request import Outcome, Request, State
 from controller.returns import Returns
 from controller.scheduler import Scheduler
 from controller.tiers import Tier
-from executor.contract import Capacity, Key, Report, Returned, Submit, Tokens, Work
+from executor.contract import Capacity, Key, Report, Submit, Tokens, Work
 from policies.contract import Limits
 
 
@@ -61,7 +62,9 @@ class Batcher:
         comers = AllComers(self.executors)
         self._audience = Audience((*listeners, comers))
         self.book = Book(self._audience)
-        self._returns = Returns(self.queues, self.book, self._lengths, audience=self._audience)
+        self._returns = Returns(
+            self.queues, self.book, self.scheduler, lengths=self._lengths, audience=self._audience
+        )
         self._paces = {name: Pace(tiers) for name in groups}
         self._preemptor = Preemptor(self.queues, self.executors, self.forecast)
         self._former = Former(
@@ -91,16 +94,17 @@ class Batcher:
         size: int,
         now: float,
         start_by: float | None = None,
+        client: str = "",
     ) -> Permit:
         """Take places in a tier's queue before costly work; `tokens` estimated, `size` in bytes,
-        `start_by` the instant by which they have to begin to be of any use.
+        `start_by` the instant by which they have to begin to be of any use, `client` who asks.
 
         Raises QueueFull, Infeasible, Shed, NotReady, Draining: what is turned away here counts as
         rejected.
         """
         try:
             return self.admission.reserve(
-                tier, requests, tokens=tokens, size=size, now=now, start_by=start_by
+                tier, requests, tokens=tokens, size=size, now=now, start_by=start_by, client=client
             )
         except (CapacityError, Unavailable) as error:
             self.book.reject(tier, requests, reason=str(error.code), now=now)
@@ -144,7 +148,7 @@ class Batcher:
             if seat.state is SeatState.RUNNING:
                 self._release.setdefault(seats.name, []).append(seat.key)
             seat.state = SeatState.RELEASING
-            self._settle(seat)
+            self._returns.settle(seat)
         self.book.end(request, now, outcome, reason=reason)
         return True
 
@@ -171,10 +175,7 @@ class Batcher:
             resumes = seats.capacity.can_resume
             self._release.pop(executor, None)
             self._owed_answer.discard(executor)
-            left = [s for s in seats.clear() if s.state is not SeatState.RELEASING]
-            for seat in left:
-                self._settle(seat)
-            self._returns.lost(left, now, resumes=resumes)
+            self._returns.lost(seats.clear(), now, resumes=resumes)
         if all(other.back_at is None and not other.ready for other in self.executors.values()):
             for request_id in list(self.book.requests):
                 self.cancel(request_id, now, Outcome.FAILED, "executor_lost")
@@ -208,7 +209,8 @@ class Batcher:
         for tier in {request.tier for request, _ in streamed}:
             self.scheduler.progressed(tier, now)
         if report.finished or report.released or report.returned:
-            self._free_seats(seats, report, now)
+            self._returns.free(seats, report, now)
+            self._owed_answer.add(seats.name)
         return streamed
 
     def set_limits(self, group: str, limits: Limits, epoch: int) -> None:
@@ -277,46 +279,6 @@ class Batcher:
             for tell in self._audience.first_token:
                 tell(request, now)
         return ids
-
-    def _free_seats(self, seats: ExecutorSeats, report: Report, now: float) -> None:
-        for finished in report.finished:
-            if seat := self._leave(seats, finished.request_id, finished.attempt):
-                request = seat.request
-                if finished.reason == "stop":
-                    self._lengths[request.tier].add(len(request.tokens))
-                self.book.end(request, now, Outcome.FINISHED, reason=finished.reason)
-        back = [
-            (seat, returned)
-            for returned in report.returned
-            if (seat := self._leave(seats, returned.request_id, returned.attempt))
-        ]
-        for key in report.released:
-            if seat := self._leave(seats, key.request_id, key.attempt):
-                if seat.state is SeatState.RETURNING:
-                    self._returns.preempted(seat.request, now)
-                else:
-                    # Nobody asked for this one: the executor let it go by itself.
-                    back.append((seat, Returned(key.request_id, key.attempt, "error")))
-        if back:
-            self._returns.returned(seats, back, now)
-        self._owed_answer.add(seats.name)
-        seats.note_room(now)
-
-    def _leave(self, seats: ExecutorSeats, request_id: str, attempt: int) -> Seat | None:
-        """Free a seat; answers it if its request still went on."""
-        seat = seats.find(request_id, attempt)
-        if seat is None:
-            return None
-        seats.leave(seat)
-        if seat.state is SeatState.RELEASING:
-            return None
-        self._settle(seat)
-        return seat
-
-    def _settle(self, seat: Seat) -> None:
-        request = seat.request
-        used = len(request.prompt) + len(request.tokens)
-        self.scheduler.settle(request, seat.charge, unused=seat.booked - used)
 
     def _expire(self, waiting: list[TierQueue], now: float) -> None:
         for queue in waiting:

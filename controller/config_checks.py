@@ -129,6 +129,14 @@ def _tiers(config: Config) -> Iterator[Problem]:
                 f"{format_duration(finish)} is shorter than start_within, {format_duration(start)}",
                 ((*path, "start_within"),),
             )
+    caps = {name: tier.max_seats for name, tier in tiers.items() if tier.max_seats is not None}
+    if len(caps) == len(tiers) > 0 and sum(caps.values()) < size:
+        parts = " + ".join(f"{name} {seats}" for name, seats in caps.items())
+        yield Problem(
+            ("envelope", "max_batch_size"),
+            f"high {size} can never be reached: max_seats sum to {sum(caps.values())} ({parts})",
+            tuple(("tiers", name, "max_seats") for name in caps),
+        )
     shares = {name: tier.min_share for name, tier in tiers.items()}
     if sum(shares.values()) > 1 + 1e-9:
         parts = " + ".join(f"{name} {share:g}" for name, share in shares.items() if share)

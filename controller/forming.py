@@ -160,7 +160,8 @@ class Former:
 
     def _keeps_pace(self, seats: ExecutorSeats, pick: Pick, now: float, formed: Formed) -> bool:
         """Whether those who decode can afford another prompt beside them; else when they can."""
-        if pick.turn is not Turn.PRIORITY or not seats.seats:
+        assert seats.capacity is not None
+        if pick.turn is not Turn.PRIORITY or not seats.seats or seats.capacity.runs_to_completion:
             return True
         priority = self._queues[pick.request.tier].tier.priority
         if seats.is_full_of_prompts(pick.request, priority):
@@ -183,6 +184,7 @@ class Former:
             self.is_waiting_for_a_step = True
             return False
         if pick.turn is Turn.PRIORITY and not self._preemptor.may_join(request, seats):
+            self.is_waiting_for_a_step = True
             return False
         return self._fits(seats, request)
 

@@ -117,6 +117,17 @@ class Lines:
         if line.waiting and self._alone is None:
             self._note(line)
 
+    def most_waiting(self) -> tuple[str, int]:
+        """The client with most requests in its line, and how many."""
+        counts = ((line.waiting, client) for client, line in self._lines.items())
+        waiting, client = max(counts, default=(0, ""))
+        return client, waiting
+
+    def waiting_of(self, client: str) -> int:
+        """How many requests a client has in its line."""
+        line = self._lines.get(client)
+        return 0 if line is None else line.waiting
+
     def counters(self) -> dict[str, float]:
         """Weighted tokens by client."""
         return {client: line.counter for client, line in self._lines.items()}

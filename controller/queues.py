@@ -7,25 +7,14 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 
 from controller.errors import InvalidRequest, QueueFull
 from controller.lines import Line, Lines
+from controller.places import Permit, Places
 from controller.promises import NOTHING_KNOWN, Judge, appoint
 from controller.request import Request, State
 from controller.tiers import Tier
-
-
-@dataclass(slots=True, eq=False)
-class Permit:
-    """Places in a tier's queue, taken before costly work: `requests`, and their `tokens` and
-    `size` (bytes) as estimated. Offering a request uses one place up."""
-
-    tier: str
-    requests: int
-    tokens: int
-    size: int
 
 
 class TierQueue:
@@ -96,17 +85,30 @@ class TierQueue:
             self.hold(-permit.requests, -permit.tokens, size=-permit.size)
             permit.requests = permit.tokens = permit.size = 0
 
-    def over(
-        self, requests: int, tokens: int, size: int, *, lent: Permit | None = None
-    ) -> tuple[int, int, int]:
-        """Requests, tokens and bytes by which so many more would be over the bounds, at least 0."""
+    def over(self, requests: int, tokens: int, size: int, *, lent: Permit | None = None) -> Places:
+        """By how much so many more would be over the bounds, at least 0."""
         bounds = self._bounds(requests, tokens, size, lent=lent)
         by = [max(0, there + more - bound) for _, more, there, bound in bounds]
-        return by[0], by[1], by[2]
+        return Places(by[0], by[1], by[2])
 
-    def size_of(self, request: Request) -> int:
-        """Bytes that a waiting request counts for."""
-        return self._sizes.get(request.id, 0)
+    def places_of(self, request: Request) -> Places:
+        """What a waiting request takes up."""
+        return Places(1, request.work_tokens, self._sizes.get(request.id, 0))
+
+    def of_the_greediest(self, client: str, over: Places) -> list[Request]:
+        """The newest of the client who has most waiting here, as many as free so many places; none
+        where that is the one who asks, or has hardly more (McKenney's buffer stealing, 1990)."""
+        greediest, waiting = self.lines.most_waiting()
+        if greediest == client or waiting <= self.lines.waiting_of(client) + 1:
+            return []
+        freed, victims = Places(0, 0, 0), []
+        for request in self.newest_first():
+            if request.client == greediest:
+                victims.append(request)
+                freed = freed.plus(self.places_of(request))
+                if freed.cover(over):
+                    return victims
+        return []
 
     # --- who waits --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What becomes of requests that come back unfinished: they wait again, or fail, each by itself.
+"""What becomes of requests whose seats come free: they end, or wait again, or fail by themselves.
 
 Preemption, out of memory, a failed step and the death of a process are one mechanism: the request
 waits again at its place, with the tokens that it has. Those who were there at a failure are tried
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from controller.book import Book
-from controller.ledger import ExecutorSeats, Seat
+from controller.ledger import ExecutorSeats, Seat, SeatState
 from controller.lengths import LengthHistory
 from controller.listener import Audience
 from controller.queues import TierQueue
 from controller.request import Outcome, Request
-from executor.contract import Returned
+from controller.scheduler import Scheduler
+from executor.contract import Report, Returned
 
 # A request that failed this often, the last time by itself, is to blame.
 MAX_FAULTS = 3
@@ -24,33 +25,74 @@ MOST_FAULTS = 10
 
 
 class Returns:
-    """Puts requests back into their queues."""
+    """Frees seats, settles the accounts, and ends requests or puts them back into their queues."""
 
     def __init__(
         self,
         queues: Mapping[str, TierQueue],
         book: Book,
-        lengths: Mapping[str, LengthHistory],
+        scheduler: Scheduler,
         *,
+        lengths: Mapping[str, LengthHistory],
         audience: Audience,
     ) -> None:
         self._queues = queues
         self._book = book
+        self._scheduler = scheduler
         self._lengths = lengths
         self._audience = audience
 
-    def preempted(self, request: Request, now: float) -> None:
-        """It gave up its seat for others."""
-        request.preemptions += 1
-        self._again(request, "preempted", now, resumes=True)
+    def free(self, seats: ExecutorSeats, report: Report, now: float) -> None:
+        """Free the seats of which a report says so."""
+        for finished in report.finished:
+            if seat := self._leave(seats, finished.request_id, finished.attempt):
+                request = seat.request
+                if finished.reason == "stop":
+                    self._lengths[request.tier].add(len(request.tokens))
+                self._book.end(request, now, Outcome.FINISHED, reason=finished.reason)
+        back = [
+            (seat, returned)
+            for returned in report.returned
+            if (seat := self._leave(seats, returned.request_id, returned.attempt))
+        ]
+        for key in report.released:
+            if seat := self._leave(seats, key.request_id, key.attempt):
+                if seat.state is SeatState.RETURNING:
+                    seat.request.preemptions += 1
+                    self._again(seat.request, "preempted", now, resumes=True)
+                else:
+                    # Nobody asked for this one: the executor let it go by itself.
+                    back.append((seat, Returned(key.request_id, key.attempt, "error")))
+        if back:
+            self._returned(seats, back, now)
+        seats.note_room(now)
 
     def lost(self, seats: Sequence[Seat], now: float, *, resumes: bool) -> None:
-        """Their executor is gone."""
-        self._suspect(seats)
-        for seat in seats:
+        """Their executor is gone; they have left it."""
+        left = [seat for seat in seats if seat.state is not SeatState.RELEASING]
+        self._suspect(left)
+        for seat in left:
+            self.settle(seat)
             self._fault(seat.request, "executor_lost", now, resumes=resumes)
 
-    def returned(
+    def settle(self, seat: Seat) -> None:
+        """Correct what tier and client were charged by what was used."""
+        request = seat.request
+        used = len(request.prompt) + len(request.tokens)
+        self._scheduler.settle(request, seat.charge, unused=seat.booked - used)
+
+    def _leave(self, seats: ExecutorSeats, request_id: str, attempt: int) -> Seat | None:
+        """Free a seat; answers it if its request still went on."""
+        seat = seats.find(request_id, attempt)
+        if seat is None:
+            return None
+        seats.leave(seat)
+        if seat.state is SeatState.RELEASING:
+            return None
+        self.settle(seat)
+        return seat
+
+    def _returned(
         self, executor: ExecutorSeats, told: Sequence[tuple[Seat, Returned]], now: float
     ) -> None:
         """An executor gave these back with one report; they have left their seats."""

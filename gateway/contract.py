@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from controller.queues import Permit
+from controller.places import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, TextModel
 from policies.contract import Limits
@@ -34,10 +34,17 @@ class Desk(Protocol):
         """What is served. Raises NotReady before the first executor was ready."""
 
     def reserve(
-        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+        self,
+        tier: str,
+        *,
+        requests: int,
+        tokens: int,
+        size: int,
+        start_by: float | None = None,
+        client: str = "",
     ) -> Permit:
         """Take places in a tier's queue before costly work: `tokens` estimated, `size` bytes,
-        `start_by` the instant by which they have to begin to be of use.
+        `start_by` the instant by which they have to begin to be of use, `client` who asks.
 
         Raises QueueFull, Infeasible, Shed (429), NotReady, Draining (503).
         """

@@ -9,7 +9,7 @@ from typing import Any
 from controller.errors import InvalidRequest
 from controller.guard import NAMES
 from controller.observer import Observer
-from controller.queues import Permit
+from controller.places import Permit
 from controller.request import Outcome, Request
 from executor.contract import Capacity, TextModel
 from executor.process import ExecutorProcess
@@ -55,10 +55,22 @@ class ServingDesk:
         return self._dispatcher.model()
 
     def reserve(
-        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+        self,
+        tier: str,
+        *,
+        requests: int,
+        tokens: int,
+        size: int,
+        start_by: float | None = None,
+        client: str = "",
     ) -> Permit:
         return self._dispatcher.reserve(
-            tier, requests=requests, tokens=tokens, size=size, start_by=start_by
+            tier,
+            requests=requests,
+            tokens=tokens,
+            size=size,
+            start_by=start_by,
+            client=client,
         )
 
     def give_back(self, permit: Permit) -> None:

@@ -12,7 +12,7 @@ import structlog
 from controller.batcher import Batcher
 from controller.errors import NotReady
 from controller.observer import Observer
-from controller.queues import Permit
+from controller.places import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, Loading, Ready, Report, TextModel, Work
 from gateway.contract import Sink
@@ -79,7 +79,14 @@ class Dispatcher:
         return self._text, self._capacity
 
     def reserve(
-        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+        self,
+        tier: str,
+        *,
+        requests: int,
+        tokens: int,
+        size: int,
+        start_by: float | None = None,
+        client: str = "",
     ) -> Permit:
         """See `Desk.reserve`."""
         permit = self.batcher.reserve(
@@ -89,6 +96,7 @@ class Dispatcher:
             size=size,
             now=self.clock(),
             start_by=start_by,
+            client=client,
         )
         self.empty.clear()
         return permit

@@ -23,7 +23,7 @@ from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 
 if TYPE_CHECKING:
-    from controller.queues import Permit
+    from controller.places import Permit
     from executor.contract import Capacity
     from gateway.contract import Desk
 
@@ -142,6 +142,7 @@ class Completions:
             tokens=prompt_tokens + new_tokens * asked.choices,
             size=asked.size,
             start_by=asked.deadlines.start_by,
+            client=asked.client,
         )
 
     def _responder(

@@ -139,7 +139,13 @@ class Stage:
         and this is what it is thought to become."""
         tokens = prompt + (new if expected is None else expected)
         permit = self.batcher.reserve(
-            tier, requests=1, tokens=tokens, size=100, now=self.now, start_by=start_by
+            tier,
+            requests=1,
+            tokens=tokens,
+            size=100,
+            now=self.now,
+            start_by=start_by,
+            client=client,
         )
         request = Request(
             id=name or f"r{next(self._ids)}",

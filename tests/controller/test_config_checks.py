@@ -208,3 +208,16 @@ def test_loopback_is_told_from_what_others_reach(host: str, only_here: bool) -> 
 def test_a_range_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match=r"should be \[low, high\], and 9 is above 3"):
         Config.model_validate({"envelope": {"max_batch_size": [9, 3]}})
+
+
+def test_seats_of_all_tiers_together_that_never_fill_a_batch_are_refused() -> None:
+    tiers = Config().model_dump()["tiers"]
+    for name, seats in (("paid", 16), ("free", 16), ("offline", 8)):
+        tiers[name] |= {"max_seats": seats}
+    assert told({"tiers": tiers}) == [
+        "envelope.max_batch_size: high 64 can never be reached: max_seats sum to 40 "
+        "(paid 16 + free 16 + offline 8)"
+    ]
+    # One tier without a cap can fill it alone.
+    tiers["offline"] |= {"max_seats": None}
+    assert told({"tiers": tiers}) == []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.errors import QueueFull
 from controller.tiers import Tier
 from tests.controller.stage import OFFLINE, PAID, Stage, model
 
@@ -26,10 +28,22 @@ def served(stage: Stage, rounds: int) -> list[str]:
 
 def test_one_request_of_another_key_is_not_behind_a_heap_of_long_jobs() -> None:
     stage = Stage.build(size=1)
-    for _ in range(999):
+    for _ in range(1000):
         stage.arrive("free", new=500, client="greedy")
     stage.arrive("free", client="modest")
     assert served(stage, 2) == ["greedy", "modest"]
+
+
+def test_in_a_full_queue_the_newest_of_the_key_with_most_makes_room() -> None:
+    stage = Stage.build(size=1, tiers=(Tier("free", 1, max_queue_requests=4),))
+    greedy = [stage.arrive("free", client="greedy") for _ in range(4)]
+    stage.arrive("free", client="modest")
+    assert [request.reason for request in greedy] == ["", "", "", "evicted"]
+    stage.arrive("free", client="modest")
+    # Two each now: nobody has more than its part.
+    for client in ("greedy", "modest"):
+        with pytest.raises(QueueFull):
+            stage.arrive("free", client=client)
 
 
 def test_keys_are_served_alike_by_tokens_and_not_by_requests() -> None:

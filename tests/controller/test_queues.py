@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from controller.errors import InvalidRequest, QueueFull
-from controller.queues import Permit, TierQueue
+from controller.places import Permit
+from controller.queues import TierQueue
 from controller.request import Request
 from controller.tiers import Targets, Tier
 from executor.contract import Sampling

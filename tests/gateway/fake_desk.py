@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from controller.errors import HeadwayError
-from controller.queues import Permit
+from controller.places import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, Feature, TextModel
 from gateway.contract import Sink
@@ -104,7 +104,14 @@ class FakeDesk:
         return self.text, self.capacity
 
     def reserve(
-        self, tier: str, *, requests: int, tokens: int, size: int, start_by: float | None = None
+        self,
+        tier: str,
+        *,
+        requests: int,
+        tokens: int,
+        size: int,
+        start_by: float | None = None,
+        client: str = "",
     ) -> Permit:
         self.to_begin_by.append(start_by)
         if self.refuse is not None:
