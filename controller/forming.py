@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from controller.forecast import Forecast
 from controller.grouping import Company, padding
-from controller.hold import Hold, hold
+from controller.hold import Hold, Holder
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
 from controller.pacing import Pace
@@ -60,12 +60,14 @@ class Former:
         forecast: Forecast,
         preemptor: Preemptor,
         paces: Mapping[str, Pace],
+        holder: Holder,
         audience: Audience,
     ) -> None:
         self._queues = queues
         self._forecast = forecast
         self._preemptor = preemptor
         self._paces = paces
+        self._holder = holder
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
@@ -107,7 +109,7 @@ class Former:
             room = seats.note_room(now)
             if not room:
                 continue
-            verdict = hold(seats, waiting, draining=draining)
+            verdict = self._holder.hold(seats, waiting, now, draining=draining)
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:

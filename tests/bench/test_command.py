@@ -127,5 +127,11 @@ def test_a_contender_has_parameters_and_limits_of_its_own() -> None:
     assert (made.type, made.size, made.tokens, made.wait_s) == ("aimd", 8, 512, 0.01)
     assert (dict(made.parameters), made.fifo) == ({"backoff": 0.5}, True)
     assert Contender.parse("tests.bench.runs:Still:B=8").type == "tests.bench.runs:Still"
+    assert [Contender.parse(f"static{rest}").hold for rest in ("", ":hold=fixed")] == [
+        None,
+        "fixed",
+    ]
+    with pytest.raises(BadContender, match="hold should be join_gain or fixed, not 'never'"):
+        Contender.parse("static:hold=never")
     with pytest.raises(BadContender, match="'B' should be KEY=VALUE"):
         Contender.parse("static:B,T=3")
