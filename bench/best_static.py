@@ -16,12 +16,18 @@ from bench.workloads import WORKLOADS
 from controller.config import Config
 from executor.contract import SimulatedSettings
 
-SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+Pair = tuple[int, int]
+Run = Callable[[Sequence[Case]], Sequence[tuple[float, float]]]
+
+SIZES = (12, 24, 48, 96, 192)
 TOKENS = (256, 512, 1024, 2048)
 # Limits are chosen on other traffic than they are reported on.
 SEEDS = (101, 102, 103)
 SERVED = 0.9
-_FINER = (0.8, 0.9, 1.1, 1.25)
+_FINER = (0.7, 1.4)
+# So many of a grid are played in full; which, is told by shorter runs on one seed.
+KEPT = 3
+_SCREEN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +47,65 @@ def limits(size: int, tokens: int, *, fifo: bool) -> Contender:
     return Contender.parse(f"static:B={size},T={tokens},W=0{queue}")
 
 
-def best_static(
-    like: Case,
-    *,
-    fifo: bool,
-    splits: bool,
-    seeds: Sequence[int] = SEEDS,
-    run: Callable[[Sequence[Case]], Sequence[tuple[float, float]]],
-) -> Best:
-    """Search B and T coarse to fine for the most goodput of a case on these seeds.
+class Grid:
+    """What was looked at of a case under fixed limits, in one kind of queue.
 
     `splits`: whether T matters (prompts in chunks); else it is left wide. `run` answers goodput and
     attainment of cases.
     """
-    known: dict[tuple[int, int], Best] = {}
 
-    def look(pairs: Sequence[tuple[int, int]]) -> Best:
-        new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
-        contenders = [limits(*pair, fifo=fifo) for pair in new]
+    def __init__(
+        self, like: Case, *, fifo: bool, splits: bool, seeds: Sequence[int] = SEEDS, run: Run
+    ) -> None:
+        self._like = like
+        self._fifo = fifo
+        self._splits = splits
+        self._seeds = seeds
+        self._run = run
+        self._known: dict[Pair, Best] = {}
+
+    def screen(self, kept: int = KEPT) -> list[Pair]:
+        """The most promising pairs of the whole grid, best first: on one seed, in shorter runs."""
+        tokens = TOKENS if self._splits else TOKENS[-1:]
+        pairs = [(size, budget) for size in SIZES for budget in tokens]
+        like = replace(self._like, stretch=_SCREEN * self._like.stretch)
+        goodput = self._play(like, pairs, self._seeds[:1])
+        best = sorted(goodput, key=lambda pair: -goodput[pair].goodput)
+        return best[:kept]
+
+    def look(self, pairs: Sequence[Pair]) -> Best:
+        """The best of all that was played in full, these included."""
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+        self._known |= self._play(self._like, new, self._seeds)
+        return max(self._known.values(), key=lambda best: best.goodput)
+
+    def finer(self, best: Best) -> list[Pair]:
+        """The neighbours of a pair, nearer than the grid's."""
+        size, budget = best.contender.size or 1, best.contender.tokens or 1
+        near = [(round(size * factor), budget) for factor in _FINER]
+        if self._splits:
+            near += [(size, round(budget * factor)) for factor in _FINER]
+        return near
+
+    def _play(self, like: Case, pairs: Sequence[Pair], seeds: Sequence[int]) -> dict[Pair, Best]:
+        contenders = [limits(*pair, fifo=self._fifo) for pair in pairs]
         cases = [replace(like, contender=c, seed=seed) for c in contenders for seed in seeds]
-        found = run(cases)
-        for index, (pair, contender) in enumerate(zip(new, contenders, strict=True)):
+        found = self._run(cases)
+        played = {}
+        for index, (pair, contender) in enumerate(zip(pairs, contenders, strict=True)):
             mine = found[index * len(seeds) : (index + 1) * len(seeds)]
             goodput = sum(one[0] for one in mine) / len(seeds)
             attainment = sum(one[1] for one in mine) / len(seeds)
-            known[pair] = Best(contender, goodput, attainment)
-        return max(known.values(), key=lambda best: best.goodput)
+            played[pair] = Best(contender, goodput, attainment)
+        return played
 
-    tokens = TOKENS if splits else TOKENS[-1:]
-    best = look([(size, budget) for size in SIZES for budget in tokens])
-    size, budget = best.contender.size or 1, best.contender.tokens or 1
-    finer = [(round(size * factor), budget) for factor in _FINER]
-    if splits:
-        finer += [(size, round(budget * factor)) for factor in _FINER]
-    return look(finer)
+
+def best_static(
+    like: Case, *, fifo: bool, splits: bool, seeds: Sequence[int] = SEEDS, run: Run
+) -> Best:
+    """Search B and T coarse to fine for the most goodput of a case on these seeds; see `Grid`."""
+    grid = Grid(like, fifo=fifo, splits=splits, seeds=seeds, run=run)
+    return grid.look(grid.finer(grid.look(grid.screen())))
 
 
 def served_load(search: Callable[[float], Best], *, low: float = 0.4, high: float = 1.4) -> float:

@@ -176,7 +176,10 @@ def _control(written: ControlConfig, contender: Contender) -> ControlConfig:
 
 
 def _one_for_all(tiers: Iterable[Tier]) -> Tier:
-    """The one tier of a queue that knows none: the tightest targets, the bounds of all together."""
+    """The one tier of a queue that knows none: the tightest targets, the bounds of all together.
+
+    Not of the time until a request begins: whoever knows of that can be late, and then goes last.
+    """
     tiers = list(tiers)
 
     def least(name: str) -> float | None:
@@ -185,7 +188,8 @@ def _one_for_all(tiers: Iterable[Tier]) -> Tier:
     return Tier(
         ALL,
         0,
-        Targets(least("ttft_s"), least("itl_s"), None, min(t.targets.attainment for t in tiers)),
+        Targets(None, least("itl_s"), None, min(t.targets.attainment for t in tiers)),
+        order="fcfs",
         max_queue_requests=sum(tier.max_queue_requests for tier in tiers),
         max_queue_tokens=sum(tier.max_queue_tokens for tier in tiers),
         max_queue_bytes=sum(tier.max_queue_bytes for tier in tiers),
