@@ -19,6 +19,7 @@ class Arrival:
 
     `asked` is the `max_tokens` that the client sets; None: just as long as the completion is,
     0: the client sets none, and nobody knows.
+    `key` is the number of the key that it is sent with, among those of its tier.
     `client` is the number of the closed-loop client that it belongs to, -1: of nobody.
     """
 
@@ -27,6 +28,7 @@ class Arrival:
     prompt: int
     output: int
     asked: int | None = None
+    key: int = 0
     client: int = -1
 
 
@@ -34,8 +36,8 @@ class Arrival:
 class Clients:
     """`count` clients of a tier, each with one request at a time.
 
-    A client thinks for `think_s` (exponential mean, 0: not at all) between an end and its next
-    request. All begin at `start_s`, spread over one think time.
+    Each has a key of its own. A client thinks for `think_s` (exponential mean, 0: not at all)
+    between an end and its next request. All begin at `start_s`, spread over one think time.
     """
 
     tier: str
@@ -126,4 +128,4 @@ class Source:
     def _from_client(self, now: float, number: int) -> Arrival:
         it = self._clients[number]
         prompt, output = it.group.lengths.draw(it.random)
-        return Arrival(now, it.group.tier, prompt, output, client=number)
+        return Arrival(now, it.group.tier, prompt, output, key=number, client=number)

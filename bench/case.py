@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import yaml
@@ -20,7 +20,8 @@ from bench.workloads import WORKLOADS, Scene
 from controller.config import Config
 from controller.config_control import ControlConfig, LimitsConfig, PolicyConfig
 from controller.core import build_core
-from controller.tiers import Targets, Tier
+from controller.hold import HoldRule
+from controller.tiers import Tier
 from executor.contract import SimulatedSettings
 from policies.registry import problems
 
@@ -33,7 +34,8 @@ class BadContender(ValueError):
 class Contender:
     """What is compared: a policy, its parameters, the limits that it begins with, the queues.
 
-    `fifo`: one queue for everybody. None leaves the configuration's limit.
+    `fifo`: one queue for everybody. `hold` is how company is waited for. None leaves what is
+    configured.
     """
 
     label: str
@@ -43,11 +45,12 @@ class Contender:
     tokens: int | None = None
     wait_s: float | None = None
     fifo: bool = False
+    hold: HoldRule | None = None
 
     @classmethod
     def parse(cls, text: str) -> Contender:
         """From `TYPE` or `TYPE:KEY=VALUE,...`: parameters of the policy, or B, T, W (seconds) as
-        the limits at the start, or `queue=fifo`. Raises BadContender."""
+        the limits at the start, or `queue=fifo`, `hold=fixed`. Raises BadContender."""
         # `module:Class` has a colon of its own.
         head, _, rest = text.rpartition(":")
         if "=" not in rest:
@@ -61,13 +64,22 @@ class Contender:
         queue = words.pop("queue", "tiers")
         if queue not in ("tiers", "fifo"):
             raise BadContender(f"policy {text!r}: queue should be tiers or fifo, not {queue!r}")
+        if queue == "fifo" and head != "static":
+            raise BadContender(
+                f"policy {text!r}: one queue for all knows no targets, which {head} may go by: "
+                "queue=fifo is for static"
+            )
+        hold = words.pop("hold", None)
+        if hold not in (None, *get_args(HoldRule)):
+            rules = " or ".join(get_args(HoldRule))
+            raise BadContender(f"policy {text!r}: hold should be {rules}, not {hold!r}")
         size, tokens, wait_s = (words.pop(key, None) for key in ("B", "T", "W"))
         for key, value in (("B", size), ("T", tokens)):
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise BadContender(f"policy {text!r}: {key} should be a number from 1, not {value}")
         if wrong := problems(head, words):
             raise BadContender(f"policy {text!r}: {'; '.join(message for _, message in wrong)}")
-        return cls(text, head, words, size, tokens, wait_s, queue == "fifo")
+        return cls(text, head, words, size, tokens, wait_s, queue == "fifo", hold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,23 +176,17 @@ def _limits(written: LimitsConfig, contender: Contender) -> LimitsConfig:
 
 def _control(written: ControlConfig, contender: Contender) -> ControlConfig:
     policy = PolicyConfig(type=contender.type, parameters=dict(contender.parameters))
-    return written.model_copy(update={"policy": policy})
+    hold = written.hold if contender.hold is None else contender.hold
+    return written.model_copy(update={"policy": policy, "hold": hold})
 
 
 def _one_for_all(tiers: Iterable[Tier]) -> Tier:
-    """The one tier of a queue that knows none: the tightest targets, the bounds of all together.
-
-    Not of the time until a request begins: whoever knows of that can be late, and then goes last.
-    """
+    """The one tier of a queue that knows none, nor any target: first come, first served, with the
+    bounds of all together."""
     tiers = list(tiers)
-
-    def least(name: str) -> float | None:
-        return min((v for t in tiers if (v := getattr(t.targets, name)) is not None), default=None)
-
     return Tier(
         ALL,
         0,
-        Targets(None, least("itl_s"), None, min(t.targets.attainment for t in tiers)),
         order="fcfs",
         max_queue_requests=sum(tier.max_queue_requests for tier in tiers),
         max_queue_tokens=sum(tier.max_queue_tokens for tier in tiers),

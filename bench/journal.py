@@ -19,7 +19,7 @@ class Fate:
     """How one request fared; instants in seconds from the start of the run, None: never came.
 
     `outcome` is a `controller.request.Outcome`, or `open` for what the run's end cut off at
-    `ended_s`. `tokens` were generated.
+    `ended_s`. `tokens` were generated of the `wanted` ones. `key` is who asked, within the tier.
     """
 
     tier: str
@@ -31,6 +31,8 @@ class Fate:
     ended_s: float
     outcome: str
     reason: str
+    wanted: int
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,13 @@ class Journal(Listener):
     steps: int = 0
     rows: int = 0
     busy_s: float = 0.0
-    _tiers: dict[str, str] = field(default_factory=dict)
+    _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
     _queued: set[str] = field(default_factory=set)
 
     def arrived(self, request: Request, arrival: Arrival) -> None:
         """A request is about to be offered; with one queue for all, that is not its tier."""
-        self._tiers[request.id] = arrival.tier
+        self._arrivals[request.id] = arrival
 
     def turned_away(self, request: Request, reason: str, now: float) -> None:
         """It was not let in."""
@@ -114,10 +116,10 @@ class Journal(Listener):
             self.busy_s += report.sample.duration_s
             self.steps += report.steps
             self.rows += report.steps * report.sample.sequences
-        for tokens in report.tokens:
-            # Of one that was cancelled meanwhile nothing is counted any more.
-            if (tier := self._tiers.get(tokens.request_id)) is not None:
-                self._waiting[tier].progress(now)
+        told = (self._arrivals.get(tokens.request_id) for tokens in report.tokens)
+        # Of one that was cancelled meanwhile nothing is counted any more.
+        for tier in {arrival.tier for arrival in told if arrival is not None}:
+            self._waiting[tier].progress(now)
 
     def ended(self, ended: Ended, now: float) -> None:
         request = ended.request
@@ -128,7 +130,7 @@ class Journal(Listener):
     # --- inside -----------------------------------------------------------------------------
 
     def _of(self, request: Request) -> _Waiting:
-        tier = self._tiers[request.id]
+        tier = self._arrivals[request.id].tier
         waiting = self._waiting.get(tier)
         if waiting is None:
             waiting = self._waiting[tier] = _Waiting()
@@ -148,10 +150,10 @@ class Journal(Listener):
         self._queued.discard(request.id)
 
     def _write(self, request: Request, outcome: str, reason: str, now: float) -> None:
-        times = request.times
+        times, arrival = request.times, self._arrivals.pop(request.id)
         self.fates.append(
             Fate(
-                tier=self._tiers.pop(request.id),
+                tier=arrival.tier,
                 arrival_s=request.arrival,
                 prompt=len(request.prompt),
                 tokens=len(request.tokens),
@@ -160,5 +162,7 @@ class Journal(Listener):
                 ended_s=now,
                 outcome=outcome,
                 reason=reason,
+                wanted=arrival.output,
+                key=arrival.key,
             )
         )

@@ -12,6 +12,7 @@ from itertools import pairwise
 import msgspec
 
 from bench.arrivals import Workload
+from bench.fairness import among_keys, jain
 from bench.journal import Fate, Journal, Move
 from controller.tiers import Tier
 
@@ -32,7 +33,8 @@ class Spread(msgspec.Struct, frozen=True):
 class TierOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One tier. `offered` counts what is decided, `met` what met every target.
 
-    `goodput` is in requests a second, `served` the fraction of the wanted tokens that came.
+    `goodput` is in requests a second. `keys` asked, and `key_fairness` is Jain's index over them of
+    the tokens, prompts included, of what met its targets, each relative to its max-min fair part.
     `missed` counts by reason: `ttft`, `itl`, `e2e`, or the outcome and reason of what was not
     finished. `undecided` was cut off by the end of the run.
     """
@@ -48,6 +50,8 @@ class TierOutcome(msgspec.Struct, frozen=True, kw_only=True):
     missed: dict[str, int]
     undecided: int
     longest_starvation_s: float
+    keys: int
+    key_fairness: float | None
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -112,7 +116,7 @@ def reckon(
         tokens_per_s=sum(fate.tokens for fate in done) / window_s,
         busy=min(1.0, journal.busy_s / ended_s) if ended_s else 0.0,
         mean_batch=journal.rows / journal.steps if journal.steps else None,
-        fairness=_jain([t.met / t.offered for t in made.values() if t.offered]),
+        fairness=jain([t.met / t.offered for t in made.values() if t.offered]),
         reversals_per_min=_reversals(journal.moves, since) / (window_s / 60),
         settling_s=_settling(journal.fates, workload, tiers),
         tiers=made,
@@ -154,8 +158,14 @@ def _tier(
     window_s: float,
     starved_s: float,
 ) -> TierOutcome:
-    told = Counter(verdict(fate, tier) for fate in fates)
+    verdicts = [verdict(fate, tier) for fate in fates]
+    told = Counter(verdicts)
     undecided, met = told.pop(None, 0), told.pop("met", 0)
+    served, wanted = Counter[int](), Counter[int]()
+    for fate, one in zip(fates, verdicts, strict=True):
+        if one is not None:
+            wanted[fate.key] += fate.prompt + fate.wanted
+            served[fate.key] += fate.prompt + fate.tokens if one == "met" else 0
     offered = len(fates) - undecided
     finished = [fate for fate in fates if fate.outcome == "finished"]
     return TierOutcome(
@@ -170,6 +180,8 @@ def _tier(
         missed={str(why): count for why, count in sorted(told.items(), key=str)},
         undecided=undecided,
         longest_starvation_s=starved_s,
+        keys=len(wanted),
+        key_fairness=among_keys(served, wanted),
     )
 
 
@@ -183,12 +195,6 @@ def _spread(values: Sequence[float]) -> Spread | None:
     if not values:
         return None
     return Spread(len(values), quantile(values, 0.5), quantile(values, 0.99))
-
-
-def _jain(values: Sequence[float]) -> float | None:
-    """Jain's fairness index: 1 is equal, 1/n is all to one (Jain, Chiu, Hawe 1984)."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def _reversals(moves: Sequence[Move], since: float, *, least: float = 0.1) -> int:

@@ -50,7 +50,7 @@ class Pretended:
 
     def idle(self) -> bool:
         """Whether a step could begin: none is under way, and there may be something to do."""
-        return math.isinf(self.due) and (bool(self._inbox) or self.simulation.has_work())
+        return self.due == math.inf and (bool(self._inbox) or self.simulation.has_work())
 
     def begin_step(self, now: float, *, until: float, end_by: float, tell: bool) -> None:
         """Read the messages and begin to step: one step, or all equal ones that begin before

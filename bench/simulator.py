@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
@@ -30,6 +31,7 @@ _SAMPLING = Sampling(ignore_eos=True)
 FAULT_LOOK_S = 5.0
 # A client that is turned away comes again so much later, and its thinking time.
 RETRY_S = 1.0
+NO_WORK: Mapping[str, Work] = MappingProxyType({})
 # The one queue for all tiers, of the baseline that knows none.
 ALL = "all"
 
@@ -82,12 +84,12 @@ class Simulator:
 
     def run(self) -> None:
         """Serve the workload from its beginning to `drain_s` after its end."""
-        source = Source(self.workload, self.seed)
+        source, batcher = Source(self.workload, self.seed), self.core.batcher
         self._start()
         end = self.workload.duration_s + self.rules.drain_s
+        comes = source.next_time()
         while True:
-            comes = source.next_time()
-            if comes is None and not self.core.batcher.book.requests:
+            if comes is None and not batcher.book.requests:
                 break
             first = self._first(math.inf if comes is None else comes)
             if first > end or math.isinf(first):
@@ -100,15 +102,22 @@ class Simulator:
                 for arrival in source.take(self.now):
                     if not self._arrive(arrival):
                         source.ended(arrival.client, self.now + RETRY_S)
+                comes = source.next_time()
             if self._tick <= self.now:
                 self._control()
-            plan = self.core.batcher.poll(self.now)
-            self._wake = math.inf if plan.wake_at is None else plan.wake_at
-            for ended in plan.ended:
-                self._lengths.pop(ended.request.id, None)
-                source.ended(self._clients.pop(ended.request.id, -1), self.now)
-            self._begin_steps(plan.work, source.next_time())
-        self.journal.close(self.core.batcher.book.requests.values(), self.now)
+            work = NO_WORK
+            # Where nobody waits and nothing happened a poll has nothing to say.
+            if batcher.has_news() or self._wake <= self.now or batcher.queued():
+                plan = batcher.poll(self.now)
+                work, self._wake = plan.work, math.inf if plan.wake_at is None else plan.wake_at
+                for ended in plan.ended:
+                    self._lengths.pop(ended.request.id, None)
+                    client = self._clients.pop(ended.request.id, -1)
+                    if client >= 0:
+                        source.ended(client, self.now)
+                        comes = source.next_time()
+            self._begin_steps(work, comes)
+        self.journal.close(batcher.book.requests.values(), self.now)
 
     def _start(self) -> None:
         self._context = min(
@@ -129,9 +138,13 @@ class Simulator:
 
     def _first(self, comes: float) -> float:
         """The instant at which something happens next."""
-        fault_at = self._faults[0].time_s if self._faults else math.inf
-        dues = [executor.due for executor in self._executors.values()]
-        return min(comes, self._tick, self._wake, fault_at, *dues)
+        first = min(comes, self._tick, self._wake)
+        if self._faults:
+            first = min(first, self._faults[0].time_s)
+        for executor in self._executors.values():
+            if executor.due < first:
+                first = executor.due
+        return first
 
     # --- what happens -----------------------------------------------------------------------
 
@@ -181,7 +194,8 @@ class Simulator:
         request = Request(
             id=f"r{self._count}",
             tier=ALL if self.rules.fifo else tier.name,
-            client=f"c{arrival.client}",
+            # One queue for everybody knows neither tiers nor keys.
+            client=ALL if self.rules.fifo else f"{tier.name}/{arrival.key}",
             prompt=self._prompt(arrival.prompt),
             max_new_tokens=asked,
             sampling=_SAMPLING,
@@ -238,11 +252,12 @@ class Simulator:
         tell = not leap or fault_at - self.now < FAULT_LOOK_S
         for executor in self._executors.values():
             if executor.idle():
+                mine = until
                 # What another one's report sets going may concern this one.
-                others = (e.due for e in self._executors.values() if e is not executor)
-                executor.begin_step(
-                    self.now, until=min([until, *others]), end_by=fault_at, tell=tell
-                )
+                for other in self._executors.values():
+                    if other is not executor and other.due < mine:
+                        mine = other.due
+                executor.begin_step(self.now, until=mine, end_by=fault_at, tell=tell)
 
     def _prompt(self, tokens: int) -> list[int]:
         """A prompt of this length: nobody reads it, so all of one length share one list."""

@@ -59,7 +59,7 @@ def _of_tier(results: Results, name: str) -> dict[str, list[str]]:
             for outcomes in results.values()
         ]
 
-    return {
+    rows = {
         "goodput, req/s": _each(results, lambda o: o.tiers[name].goodput),
         "attainment": _each(results, lambda o: o.tiers[name].attainment, "{:.1%}"),
         "TTFT p50 / p99, s": spread(lambda tier: tier.ttft),
@@ -72,6 +72,9 @@ def _of_tier(results: Results, name: str) -> dict[str, list[str]]:
             results, lambda o: o.tiers[name].longest_starvation_s, "{:.1f}"
         ),
     }
+    if any(o.tiers[name].keys > 1 for outcomes in results.values() for o in outcomes):
+        rows["fairness over keys"] = _each(results, lambda o: o.tiers[name].key_fairness)
+    return rows
 
 
 def _each(

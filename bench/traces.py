@@ -28,7 +28,7 @@ class Line:
     """One recorded request: seconds on any clock; what was not recorded is None.
 
     `asked` is the client's `max_tokens`, 0 where it set none. `whole` False: the completion was cut
-    short, `output` is only how far it came.
+    short, `output` is only how far it came. `key` tells who asked.
     """
 
     time_s: float
@@ -37,6 +37,7 @@ class Line:
     tier: str | None = None
     asked: int | None = None
     whole: bool = True
+    key: int | None = None
 
 
 def _azure(row: Mapping[str, str]) -> Line:
@@ -57,6 +58,7 @@ def _own(row: Mapping[str, str]) -> Line:
         tier=row.get("tier") or None,
         asked=None if row.get("asked_tokens") is None else _number(row["asked_tokens"]) or 0,
         whole=(row.get("outcome") or "finished") == "finished",
+        key=_number(row.get("client")),
     )
 
 
@@ -79,8 +81,8 @@ def read(path: Path) -> list[Line]:
     """The lines of a trace in order of time. Raises BadTrace, naming the line.
 
     CSV with the header of Azure's traces (`TIMESTAMP,ContextTokens,GeneratedTokens`) or of the
-    daemon's records (`arrival_s,tier,prompt_tokens,output_tokens`, `asked_tokens` and `outcome`
-    where known); JSON lines as Mooncake's.
+    daemon's records (`arrival_s,tier,prompt_tokens,output_tokens`, `asked_tokens`, `outcome` and
+    `client` where known); JSON lines as Mooncake's.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -137,7 +139,8 @@ def replay(name: str, lines: Sequence[Line], scene: Scene, fitting: Fitting) -> 
     """A workload from recorded lines: stretched in time, never thinned.
 
     Prompts are clipped to what the executor can hold. Lines without a tier draw one; sizes that
-    were never known (a request that was turned away, or cut short) are drawn from those that were.
+    were never known (a request that was turned away, or cut short) are drawn from those that were,
+    and so is who was turned away.
     """
     who = random.Random(f"{scene.seed}/tiers")
     moves = random.Random(f"{scene.seed}/jitter")
@@ -150,12 +153,14 @@ def replay(name: str, lines: Sequence[Line], scene: Scene, fitting: Fitting) -> 
         rate = fitting.load * scene.replicas * fluid_rate(scene.settings, clipped)
         stretch = len(lines) / rate / span_s
     made = []
-    for line, (prompt, output) in zip(lines, clipped, strict=True):
+    keys = _keys(lines, random.Random(f"{scene.seed}/keys"))
+    for line, (prompt, output), key in zip(lines, clipped, keys, strict=True):
         shift_s = moves.uniform(-fitting.jitter_s, fitting.jitter_s)
         time_s = max(0.0, (line.time_s - begin) * stretch + shift_s)
         tier = line.tier if line.tier is not None else who.choices(names, weights)[0]
         asked = max(output, line.asked) if line.asked else line.asked
-        made.append(Arrival(time_s, tier, prompt, output, _fit_asked(scene, prompt, asked)))
+        asked = _fit_asked(scene, prompt, asked)
+        made.append(Arrival(time_s, tier, prompt, output, asked, key=key))
     end_s = span_s * stretch
     if fitting.limit_s is not None:
         end_s = min(end_s, fitting.limit_s)
@@ -180,6 +185,18 @@ def _sized(lines: Sequence[Line], drawn: random.Random) -> Iterator[tuple[int, i
         _, prompt, output = drawn.choice(longer)
         # As far as it came it is known.
         yield line.prompt or prompt, max(output, line.output or 0)
+
+
+def _keys(lines: Sequence[Line], drawn: random.Random) -> list[int]:
+    """Who asked: as told, or any of those who asked in the tier; 0 where nothing is known."""
+    known: dict[str | None, list[int]] = {}
+    for line in lines:
+        if line.key is not None:
+            known.setdefault(line.tier, []).append(line.key)
+    return [
+        line.key if line.key is not None else drawn.choice(known.get(line.tier, [0]))
+        for line in lines
+    ]
 
 
 def _clip(scene: Scene, prompt: int, output: int) -> tuple[int, int]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from types import MappingProxyType
 
 from bench.arrivals import Arrival, Clients, FaultAt, Workload
 from bench.capacity import fluid_rate
+from bench.day import DAY
 from bench.lengths import CHAT, CODE, JOBS, Lengths
 from executor.contract import SimulatedSettings
 
 MINUTE = 60.0
 TIERS: Mapping[str, float] = MappingProxyType({"paid": 0.3, "free": 0.5, "offline": 0.2})
+# Keys of the free tier where it has several.
+FREE_KEYS = 8
 ONLINE: Mapping[str, float] = MappingProxyType({"paid": 0.375, "free": 0.625})
 
 
@@ -52,19 +55,25 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A while of equal traffic: `rate` requests per second, gaps with variation `cv`."""
+    """A while of equal traffic: `rate` requests per second, gaps with variation `cv`.
+
+    `keys` says of a tier how much each of its keys sends, relative to the others; a tier that is
+    not in it has one key.
+    """
 
     duration_s: float
     rate: float
     lengths: Lengths
     cv: float = 1.0
     tiers: Mapping[str, float] = field(default_factory=lambda: TIERS)
+    keys: Mapping[str, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def arrivals(phases: Iterable[Phase], seed: int, *, start_s: float = 0.0) -> list[Arrival]:
-    """Arrivals phase after phase: gamma gaps (`cv` 1: Poisson), lengths and tiers drawn apart, so
-    that another rate leaves the lengths as they were."""
-    gaps, sizes, who = (random.Random(f"{seed}/{part}") for part in ("gaps", "lengths", "tiers"))
+    """Arrivals phase after phase: gamma gaps (`cv` 1: Poisson), lengths, tiers and keys drawn
+    apart, so that another rate leaves the lengths as they were."""
+    parts = ("gaps", "lengths", "tiers", "keys")
+    gaps, sizes, who, whose = (random.Random(f"{seed}/{part}") for part in parts)
     made: list[Arrival] = []
     begin = start_s
     for phase in phases:
@@ -80,7 +89,9 @@ def arrivals(phases: Iterable[Phase], seed: int, *, start_s: float = 0.0) -> lis
                 continue
             prompt, output = phase.lengths.draw(sizes)
             tier = who.choices(names, weights)[0]
-            made.append(Arrival(now, tier, prompt, output))
+            keys = phase.keys.get(tier)
+            key = whose.choices(range(len(keys)), keys)[0] if keys else 0
+            made.append(Arrival(now, tier, prompt, output, key=key))
         begin += phase.duration_s
     return made
 
@@ -126,15 +137,9 @@ def _bursts(cv: float) -> Callable[[Scene], Workload]:
     return make
 
 
-def _day(part: float) -> float:
-    """Of the peak, at this part of a day; the trough is a third, as in ServeGen's weeks."""
-    return 2 / 3 - math.cos(2 * math.pi * part) / 3
-
-
 def _diurnal(scene: Scene) -> Workload:
-    """A day in 48 minutes, trough to peak 1 to 3; the load is that of the peak."""
-    parts = [(1.0, _day((minute + 0.5) / 48), CHAT) for minute in range(48)]
-    return _phased("diurnal", scene, _levels(scene, parts))
+    """A day in 48 minutes, as one was measured (`bench.day`); the load is that of the peak."""
+    return _phased("diurnal", scene, _levels(scene, [(1.0, part, CHAT) for part in DAY]))
 
 
 def _chat(scene: Scene) -> Workload:
@@ -165,15 +170,34 @@ def _backlog(scene: Scene) -> Workload:
 
 def _flood(scene: Scene) -> Workload:
     """Chat, and in the fifth of ten minutes ten times as much free traffic."""
-    calm = _steady(scene)
     free = scene.tiers.get("free", 0.5) * scene.rate(CHAT)
     minute = Phase(MINUTE * scene.stretch, 9 * free, scene.fit(CHAT), 1.0, {"free": 1.0})
-    begin = 4 * MINUTE * scene.stretch
-    # Other draws than those of the calm, whose arrivals stay what they are.
-    flood = arrivals([minute], scene.seed + 1_000_003, start_s=begin)
-    merged = sorted((*calm.arrivals, *flood), key=lambda arrival: arrival.time_s)
-    changes = (begin, begin + minute.duration_s)
-    return Workload("flood", calm.duration_s, tuple(merged), changes=changes)
+    return _beside("flood", _steady(scene), minute, scene, begin=4 * MINUTE * scene.stretch)
+
+
+def _greedy_key(scene: Scene) -> Workload:
+    """Chat, the free tier's of eight keys alike, and for six of ten minutes a ninth free key that
+    sends as much as the executors can do, in long jobs."""
+    calm = replace(_levels(scene, [(10, 1.0, CHAT)])[0], keys={"free": (1.0,) * FREE_KEYS})
+    # The rate at load 1, whatever the load of the others.
+    rate = scene.rate(JOBS) / scene.load
+    greedy = Phase(
+        6 * MINUTE * scene.stretch,
+        rate,
+        scene.fit(JOBS),
+        tiers={"free": 1.0},
+        keys={"free": (0.0,) * FREE_KEYS + (1.0,)},
+    )
+    begin = 2 * MINUTE * scene.stretch
+    return _beside("greedy-key", _phased("calm", scene, [calm]), greedy, scene, begin=begin)
+
+
+def _beside(name: str, calm: Workload, phase: Phase, scene: Scene, *, begin: float) -> Workload:
+    """A workload into which a phase comes, whose arrivals leave the others what they are."""
+    added = arrivals([phase], scene.seed + 1_000_003, start_s=begin)
+    merged = sorted((*calm.arrivals, *added), key=lambda arrival: arrival.time_s)
+    changes = (begin, begin + phase.duration_s)
+    return Workload(name, calm.duration_s, tuple(merged), changes=changes)
 
 
 def _long_prompts(scene: Scene) -> Workload:
@@ -226,6 +250,7 @@ WORKLOADS: Mapping[str, Named] = MappingProxyType(
         "alternating": Named(_alternating, 0.9),
         "backlog": Named(_backlog, 0.7),
         "flood": Named(_flood, 0.6),
+        "greedy-key": Named(_greedy_key, 0.5),
         "long-prompts": Named(_long_prompts, 0.6),
         "faults": Named(_faults, 0.6),
         "closed": Named(_closed, 1.0),

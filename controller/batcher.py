@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.admission import Admission
 from controller.book import Book
+from controller.company import AllComers
 from controller.errors import CapacityError, Unavailable
 from controller.forecast import Estimate, Forecast
 from controller.forming import Former
+from controller.hold import Holder, HoldRule
 from controller.ledger import ExecutorSeats, SeatState
 from controller.lengths import LengthHistory
 from controller.listener import Audience, Listener
@@ -46,6 +48,7 @@ class Batcher:
         *,
         listeners: Sequence[Listener] = (),
         estimate: Estimate = lambda executor: None,
+        hold: HoldRule = "fixed",
     ) -> None:
         tiers = tuple(tiers)
         self.executors = {
@@ -56,7 +59,8 @@ class Batcher:
         self.queues = {tier.name: TierQueue(tier, judge=self.forecast.need) for tier in tiers}
         self.scheduler = Scheduler(self.queues.values())
         self.admission = Admission(self.queues, self.executors, self.forecast, evict=self._evict)
-        self._audience = Audience(listeners)
+        comers = AllComers(self.executors)
+        self._audience = Audience((*listeners, comers))
         self.book = Book(self._audience)
         self._returns = Returns(
             self.queues, self.book, self.scheduler, lengths=self._lengths, audience=self._audience
@@ -70,6 +74,7 @@ class Batcher:
             forecast=self.forecast,
             preemptor=self._preemptor,
             paces=self._paces,
+            holder=Holder(hold, self.forecast, comers),
             audience=self._audience,
         )
         self._release: dict[str, list[Key]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, Strict
 
@@ -97,6 +97,9 @@ class ControlConfig(Section):
     """Time between two ticks."""
     policy: PolicyConfig = PolicyConfig()
     """The rule that proposes limits."""
+    hold: Literal["join_gain", "fixed"] = "join_gain"
+    """When an idle executor waits for company, at most `wait_timeout`: `join_gain` as long as those
+    who may be expected save more than the wait costs, `fixed` always, until the batch is full."""
     fallback: Annotated[str, Field(min_length=1)] = "static"
     """Policy that takes over when the first one raised three times in a row."""
     fast_window: Duration = 3.0

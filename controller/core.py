@@ -47,7 +47,12 @@ def build_core(
     observer = Observer(tiers, groups, started=started)
     begin = Limits(limits.max_batch_size, limits.max_batch_tokens, limits.wait_timeout)
     batcher = Batcher(
-        tiers, groups, begin, listeners=(observer, *listeners), estimate=observer.estimate
+        tiers,
+        groups,
+        begin,
+        listeners=(observer, *listeners),
+        estimate=observer.estimate,
+        hold=control.hold,
     )
     loops = {
         group: _loop(control, envelope, batcher, observer, group=group, stopwatch=stopwatch)

@@ -99,32 +99,38 @@ class Forecast:
     ) -> bool:
         """Whether the memory suffices for a request when those that run hold the most; `without`
         are the keys of seats that will be free by then."""
-        assert seats.capacity is not None
         holdings, known = [], 0
         for key, seat in seats.seats.items():
-            has = len(seat.request.prompt) + len(seat.request.tokens)
+            has = _has(seat.request)
             known += has if seat.moved else 0
             if key not in without:
                 holdings.append((self.to_come(seat.request), has))
-        has = len(request.prompt) + len(request.tokens)
+        has = _has(request)
         holdings.append((request.work_tokens - has, has))
-        # Blocks are held whole: what an executor says that it holds is more than the tokens.
-        beyond = 0 if seats.kv_tokens is None else max(0, seats.kv_tokens - known)
-        return peak_tokens(holdings) + beyond <= KV_PLANNED * seats.capacity.kv_tokens
+        return peak_tokens(holdings) <= _room(seats, known)
 
     def memory_s(self, seats: ExecutorSeats, request: Request) -> float | None:
         """Until enough of those that run have ended for a request to fit. Infinite: never."""
         step_s = self.step_s(seats)
         if step_s is None:
             return None
-        ends = sorted(
-            (self.to_come(seat.request), key)
-            for key, seat in seats.seats.items()
-            if seat.state is SeatState.RUNNING
-        )
+        ends, holdings, known = [], [], 0
+        for key, seat in seats.seats.items():
+            has, to_come = _has(seat.request), self.to_come(seat.request)
+            known += has if seat.moved else 0
+            holdings.append(((to_come, has), key))
+            if seat.state is SeatState.RUNNING:
+                ends.append((to_come, key))
+        ends.sort()
+        # Once for all counts that are tried; sorted, which `peak_tokens` is quick with.
+        holdings.sort(reverse=True)
+        room = _room(seats, known)
 
         def enough(count: int) -> bool:
-            return self.fits(seats, request, without={key for _, key in ends[:count]})
+            gone = {key for _, key in ends[:count]}
+            left = [holding for holding, key in holdings if key not in gone]
+            has = _has(request)
+            return peak_tokens([*left, (request.work_tokens - has, has)]) <= room
 
         first = bisect.bisect_left(range(1, len(ends) + 1), True, key=enough)
         return ends[first][0] * step_s if first < len(ends) else math.inf
@@ -159,3 +165,16 @@ class Forecast:
         mean_d = sum(d for d, _ in speeds) / len(speeds)
         mean_new = sum(s for _, s in speeds) / len(speeds)
         return (prompts * mean_d + new * mean_new) / len(speeds)
+
+
+def _has(request: Request) -> int:
+    """Tokens of KV that a sequence holds once it is prefilled."""
+    return len(request.prompt) + len(request.tokens)
+
+
+def _room(seats: ExecutorSeats, known: int) -> float:
+    """Tokens that may be planned with, where sequences are known to hold `known` of them."""
+    assert seats.capacity is not None
+    # Blocks are held whole: what an executor says that it holds is more than the tokens.
+    beyond = 0 if seats.kv_tokens is None else max(0, seats.kv_tokens - known)
+    return KV_PLANNED * seats.capacity.kv_tokens - beyond

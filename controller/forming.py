@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from controller.forecast import Forecast
 from controller.grouping import Company, padding
-from controller.hold import Hold, hold
+from controller.hold import Hold, Holder
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
 from controller.pacing import Pace
@@ -60,17 +60,20 @@ class Former:
         forecast: Forecast,
         preemptor: Preemptor,
         paces: Mapping[str, Pace],
+        holder: Holder,
         audience: Audience,
     ) -> None:
         self._queues = queues
         self._forecast = forecast
         self._preemptor = preemptor
         self._paces = paces
+        self._holder = holder
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
         # Whether seats were left free that the next report of a step may let somebody take.
         self.is_waiting_for_a_step = False
+        self._waits: dict[str, tuple[int, float]] = {}
         self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
 
     def form(self, now: float, *, draining: bool) -> Formed:
@@ -106,7 +109,7 @@ class Former:
             room = seats.note_room(now)
             if not room:
                 continue
-            verdict = hold(seats, waiting, draining=draining)
+            verdict = self._holder.hold(seats, waiting, now, draining=draining)
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:
@@ -172,7 +175,14 @@ class Former:
             late=pick.request.due < now,
         )
         if wait_s > 0:
-            formed.held_until.append(now + wait_s)
+            pace = self._paces[seats.name]
+            reports, since = self._waits.get(seats.name, (-1, now))
+            if reports != pace.reports:
+                self._waits[seats.name] = pace.reports, now
+                since = now
+            # Credit comes with steps: in the middle of one there is nothing to wake up for.
+            if since + wait_s > now:
+                formed.held_until.append(since + wait_s)
         return wait_s <= 0
 
     def _may_sit(self, seats: ExecutorSeats, pick: Pick, request: Request) -> bool:

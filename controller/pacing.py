@@ -30,6 +30,8 @@ class Pace:
             for tier in tiers
             if (itl_s := tier.targets.itl_s) is not None
         ]
+        # How many reports were booked: between two of them nothing changes.
+        self.reports = 0
         self._credit = {name: BURST_TOKENS * itl_s for name, _, itl_s in self._tiers}
 
     def stepped(self, seats: ExecutorSeats, report: Report) -> None:
@@ -37,6 +39,7 @@ class Pace:
         sample = report.sample
         if sample is None:
             return
+        self.reports += 1
         tokens = report.steps if sample.decodes else 0
         for name, _, itl_s in self._tiers:
             full = BURST_TOKENS * itl_s

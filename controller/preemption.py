@@ -166,8 +166,11 @@ class Preemptor:
         model = self._forecast.model(seats.name)
         if itl_s is None or model is None or not seats.by_tier.get(tier.name):
             return
-        going = sum(seat.state is not SeatState.RUNNING for seat in seats.seats.values())
-        going += sum(one is seats for one, _ in verdict.seats)
+        # Nearly always: those who go only make it shorter.
+        if model.predict(rows, seats.context_tokens) <= itl_s:
+            return
+        going = sum([seat.state is not SeatState.RUNNING for seat in seats.seats.values()])
+        going += sum([one is seats for one, _ in verdict.seats])
         mean = seats.context_tokens / rows
         if model.predict(rows - going, mean * (rows - going)) <= itl_s:
             return

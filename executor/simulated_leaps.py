@@ -109,9 +109,12 @@ class LeapingSimulation(Simulation):
         for row in self._running.values():
             if row.need:
                 return 1
-            end = row.length if row.ends_at is None else min(row.length, row.ends_at + 1)
-            if end - row.position < most:
-                most = end - row.position
+            left = row.length - row.position
+            if left < most:
+                most = left
+            ends_at = row.ends_at
+            if ends_at is not None and ends_at + 1 - row.position < most:
+                most = ends_at + 1 - row.position
         return most
 
     def _leap(
@@ -127,10 +130,11 @@ class LeapingSimulation(Simulation):
             prefill_squares=0,
         )
         step_s, longer_s = step_time_s(settings, first), settings.b_s * rows
-        duration_s, count = step_s * self._noise(), 1
+        noise_of = self._noise
+        duration_s, count = step_s * noise_of(), 1
         while count < most and duration_s < begin_within_s:
             step_s += longer_s
-            noise = self._noise()
+            noise = noise_of()
             after_s = duration_s + step_s * noise
             if after_s > end_within_s:
                 # The step is taken next time, and lasts as long as it would have now.
@@ -160,20 +164,21 @@ class LeapingSimulation(Simulation):
         for row, count in plan:
             row.kv += count
             held += count
+            told = tell
             if row.need:
                 row.need -= count
                 if row.need:
                     continue
-                count = 1
-                first = True
-            else:
-                first = False
+                count, told = 1, True
             row.position += count
-            end = _end(row)
-            if (tell or first or end is not None) and (new := _untold(row)) is not None:
+            # Asked first and in short: nearly no row ends.
+            if row.position >= row.length or row.ends_at is not None:
+                end = _end(row)
+                if end is not None:
+                    told = True
+                    finished.append(Finished(row.key.request_id, row.key.attempt, end))
+            if told and (new := _untold(row)) is not None:
                 tokens.append(new)
-            if end is not None:
-                finished.append(Finished(row.key.request_id, row.key.attempt, end))
         self._kv_held += held
         for done in finished:
             self._remove(Key(done.request_id, done.attempt))

@@ -10,8 +10,6 @@ import random
 from collections.abc import Iterable
 from typing import Literal
 
-import msgspec
-
 from executor.contract import (
     Fault,
     Finished,
@@ -28,14 +26,27 @@ from executor.simulated_rows import Plan, Row, plan_chunked, plan_prefill_first,
 
 def step_time_s(settings: SimulatedSettings, sample: StepSample) -> float:
     """Seconds of a step with these contents, jitter aside; `sample.duration_s` is not read."""
-    above = max(0, sample.sequences - settings.knee)
+    return seconds_of(
+        settings,
+        sample.sequences,
+        context=sample.context_tokens,
+        prefill=sample.prefill_tokens,
+        squares=sample.prefill_squares,
+    )
+
+
+def seconds_of(
+    settings: SimulatedSettings, sequences: int, *, context: int, prefill: int, squares: int
+) -> float:
+    """As `step_time_s`, where there is no sample yet."""
+    above = max(0, sequences - settings.knee)
     return (
         settings.a_s
-        + settings.b_s * sample.context_tokens
-        + settings.c_s * (sample.sequences - above)
+        + settings.b_s * context
+        + settings.c_s * (sequences - above)
         + settings.c_above_s * above
-        + settings.d_s * sample.prefill_tokens
-        + settings.e_s * sample.prefill_squares
+        + settings.d_s * prefill
+        + settings.e_s * squares
     )
 
 
@@ -53,6 +64,9 @@ class Simulation:
     def __init__(self, settings: SimulatedSettings) -> None:
         self._settings = settings
         self._random = random.Random(settings.seed)
+        # Log-normal with mean 1: never negative, and exactly as wide as was asked for.
+        variance = math.log1p(settings.jitter**2)
+        self._noise_mean, self._noise_sigma = -variance / 2, math.sqrt(variance)
         self._max_batch_tokens = settings.max_step_tokens
         self._epoch = 0
         self._running: dict[Key, Row] = {}
@@ -184,26 +198,25 @@ class Simulation:
         return plan(list(self._running.values()), self._max_batch_tokens, free=free)
 
     def _sample(self, plan: Plan) -> StepSample:
-        settings = self._settings
-        chunks = [count for row, count in plan if row.need]
-        contents = StepSample(
-            duration_s=0.0,
-            sequences=self._batch_rows if settings.runs_to_completion else len(plan),
-            decodes=len(plan) - len(chunks),
-            context_tokens=sum(row.kv for row, _ in plan),
-            prefill_tokens=sum(chunks),
-            prefill_squares=sum(chunk * chunk for chunk in chunks),
+        settings, rows = self._settings, len(plan)
+        prompts = context = prefill = squares = 0
+        for row, count in plan:
+            context += row.kv
+            if row.need:
+                prompts += 1
+                prefill += count
+                squares += count * count
+        sequences = self._batch_rows if settings.runs_to_completion else rows
+        base_s = seconds_of(settings, sequences, context=context, prefill=prefill, squares=squares)
+        return StepSample(
+            base_s * self._noise(), sequences, rows - prompts, context, prefill, squares
         )
-        duration_s = step_time_s(settings, contents) * self._noise()
-        return msgspec.structs.replace(contents, duration_s=duration_s)
 
     def _noise(self) -> float:
-        """What a step's time is multiplied by: log-normal with mean 1, never negative, and
-        exactly as wide as was asked for."""
-        if not self._settings.jitter:
+        """What a step's time is multiplied by."""
+        if not self._noise_sigma:
             return 1.0
-        variance = math.log1p(self._settings.jitter**2)
-        return self._random.lognormvariate(-variance / 2, math.sqrt(variance))
+        return self._random.lognormvariate(self._noise_mean, self._noise_sigma)
 
     def _advance(self, plan: Plan) -> tuple[list[Tokens], list[Finished]]:
         tokens: list[Tokens] = []

@@ -52,7 +52,7 @@ def assemble(
 
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
-    _check_folders(config)
+    check_folders(config)
     groups = {executor.name: executor.group for executor in config.executors}
     tiers = config.tier_list()
     meter = Meter()
@@ -114,8 +114,11 @@ def _recorder(written: RecordConfig) -> Recorder | None:
     return Recorder(Path(written.path), max_bytes=written.max_size, keep=written.keep)
 
 
-def _check_folders(config: Config) -> None:
-    """Say at once what a worker would say after the seconds that torch takes to be imported."""
+def check_folders(config: Config) -> None:
+    """Say at once what a worker would say after the seconds that torch takes to be imported.
+
+    Raises ConfigError.
+    """
     for index, executor in enumerate(config.executors):
         named = executor.model != DEMO_MODEL
         if executor.kind == "continuous" and named and not Path(executor.model).is_dir():

@@ -29,7 +29,8 @@ app.add_typer(policies, name="policies")
 
 # Commands of the package above this one, which may import the gateway and is not imported by it:
 # their words are handed over as they are.
-COMMANDS = MappingProxyType({"simulate": "bench.command:main"})
+COMMANDS = MappingProxyType({"simulate": "bench.command:main", "profile": "bench.profile:main"})
+_HANDED_OVER = MappingProxyType({"ignore_unknown_options": True, "allow_extra_args": True})
 
 Set = Annotated[
     list[str] | None,
@@ -93,14 +94,16 @@ def schema(
         typer.echo(json.dumps(made(), indent=2))
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    add_help_option=False,
-)
+@app.command(context_settings=dict(_HANDED_OVER), add_help_option=False)
 def simulate(context: typer.Context) -> None:
     """Play traffic against policies in virtual time and compare them."""
-    module, _, name = COMMANDS["simulate"].partition(":")
-    getattr(importlib.import_module(module), name)(context.args)
+    _hand_over("simulate", context.args)
+
+
+@app.command(context_settings=dict(_HANDED_OVER), add_help_option=False)
+def profile(context: typer.Context) -> None:
+    """Measure what an executor's steps cost, for `headway simulate`."""
+    _hand_over("profile", context.args)
 
 
 @policies.command("list")
@@ -135,6 +138,11 @@ def show_policy(type_: Annotated[str, typer.Argument(metavar="TYPE")]) -> None:
         bounds = f"[{'' if one.low is None else one.low}..{'' if one.high is None else one.high}]"
         default = "required" if one.default is None else f"default {one.default}"
         typer.echo(f"  {one.name}: {one.type} {bounds}, {default}\n      {one.doc}")
+
+
+def _hand_over(command: str, words: list[str]) -> None:
+    module, _, name = COMMANDS[command].partition(":")
+    getattr(importlib.import_module(module), name)(words)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from bench.journal import Fate, Journal
 from bench.simulator import Rules, Simulator
 from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig, PolicyConfig
 from controller.core import build_core
+from controller.hold import HoldRule
 from controller.tiers import Tier
 from executor.contract import SimulatedSettings
 from policies.contract import Limits, Proposal, Signals
@@ -43,6 +44,7 @@ def run(
     tokens: int = 8192,
     wait_s: float = 0.0,
     policy: str = "static",
+    hold: HoldRule = "fixed",
     rules: Rules | None = None,
     seed: int = 1,
 ) -> tuple[Journal, Simulator]:
@@ -55,7 +57,7 @@ def run(
         envelope=EnvelopeConfig(
             max_batch_size=(1, 4096), max_batch_tokens=(1, 65536), wait_timeout=(0.0, 10.0)
         ),
-        control=ControlConfig(policy=PolicyConfig(type=policy)),
+        control=ControlConfig(policy=PolicyConfig(type=policy), hold=hold),
         listeners=(journal,),
         started=0.0,
         stopwatch=lambda: 0.0,

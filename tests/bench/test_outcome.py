@@ -24,6 +24,7 @@ def fate(
     tokens: int = 11,
     outcome: str = "finished",
     reason: str = "length",
+    key: int = 0,
 ) -> Fate:
     """Instants after the arrival."""
 
@@ -32,7 +33,19 @@ def fate(
 
     ended = last if end is None else end
     assert ended is not None
-    return Fate(tier, arrival, 10, tokens, at(first), at(last), arrival + ended, outcome, reason)
+    return Fate(
+        tier,
+        arrival,
+        10,
+        tokens,
+        at(first),
+        at(last),
+        arrival + ended,
+        outcome,
+        reason,
+        tokens,
+        key,
+    )
 
 
 def outcome(*fates: Fate, duration_s: float = 660.0, **workload: Any) -> Outcome:

@@ -80,7 +80,7 @@ def test_the_higher_tier_goes_first_and_with_one_queue_the_older() -> None:
 
 def test_a_batch_is_held_for_company_in_virtual_time() -> None:
     settings = SimulatedSettings(**SECONDS, runs_to_completion=True)
-    workload = given(Arrival(0.0, "paid", 1, 1), Arrival(0.3, "paid", 1, 1))
+    workload = given(Arrival(0.0, "free", 1, 1), Arrival(0.3, "free", 1, 1))
     journal, _ = run(workload, settings=settings, wait_s=0.5)
     assert [times(fate)[2] for fate in journal.fates] == [1.5, 1.5]
 

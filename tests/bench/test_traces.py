@@ -110,3 +110,22 @@ def test_only_so_much_of_a_trace_is_played_as_was_asked_for() -> None:
     lines = [Line(float(index), 10, 10) for index in range(50)]
     workload = replay("t", lines, Scene(E3, 1.0, 1), Fitting(limit_s=9.5))
     assert (workload.duration_s, len(workload.arrivals)) == (9.5, 10)
+
+
+def test_a_record_tells_who_asked_and_who_was_turned_away_is_one_of_those(tmp_path: Path) -> None:
+    text = (
+        "arrival_s,tier,prompt_tokens,output_tokens,asked_tokens,outcome,client\n"
+        "1,paid,3,4,,finished,7\n"
+        "2,free,3,4,,finished,9\n"
+        "3,paid,,,,rejected,\n"
+        "4,offline,3,4,,finished,\n"
+    )
+    lines = read(written(tmp_path, text))
+    assert [line.key for line in lines] == [7, 9, None, None]
+    made = replay("t", lines, Scene(E3, 1.0, 1), Fitting()).arrivals
+    assert [(a.tier, a.key) for a in made] == [
+        ("paid", 7),
+        ("free", 9),
+        ("paid", 7),
+        ("offline", 0),
+    ]

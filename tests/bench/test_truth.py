@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +11,8 @@ from bench.presets import executor_of
 from bench.traces import Fitting
 from bench.truth import compare, read_log
 from controller.config import Config
+from tests.bench.published import TRACES
 
-TRACES = Path(os.environ.get("HEADWAY_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 pytestmark = pytest.mark.skipif(
     not TRACES.is_dir(), reason="the published traces are not there (HEADWAY_TRACES)"
 )

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Literal
 
 from controller.batcher import Batcher
+from controller.hold import HoldRule
 from controller.listener import Listener
 from controller.plan import Dispatch, Plan
 from controller.request import Ended, Outcome, Request
@@ -91,6 +92,7 @@ class Stage:
         ready: Capacity | None = None,
         listeners: Sequence[Listener] = (),
         model: StepEstimate | None = None,
+        hold: HoldRule = "fixed",
     ) -> Stage:
         """A stage whose executors are ready at time 0 with limits `size`, `tokens`, `wait_s`, and
         of which the step model `model` is known."""
@@ -101,6 +103,7 @@ class Stage:
             limits,
             listeners=listeners,
             estimate=lambda executor: model,
+            hold=hold,
         )
         stage = cls(batcher)
         for name in executors:

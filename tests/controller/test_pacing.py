@@ -134,3 +134,13 @@ def test_a_stream_of_long_prompts_leaves_the_mean_of_those_who_decode_on_target(
     assert now / 500 < 0.1
     # And the time that is left to prompts is used: 55 ms of each token's 95.
     assert prompts * 0.34 > 0.85 * 500 * (TARGET_S - 0.04)
+
+
+def test_between_two_steps_nobody_is_woken_again_for_a_pace_that_only_steps_change() -> None:
+    stage = decoding("paid")
+    prefilled(stage, 0.5)
+    stage.arrive("free", prompt=200)
+    first = stage.poll(0.4).wake_at
+    assert first is not None
+    again = stage.poll(first).wake_at
+    assert again is None or again > first + 1.0

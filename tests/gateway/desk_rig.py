@@ -86,7 +86,7 @@ class Rig:
         config: Mapping[str, Any] = {
             "auth": {"default_tier": "paid"},
             "limits": {"max_batch_size": 4, "max_batch_tokens": 1024, "wait_timeout": "0s"},
-            "control": {"policy": {"type": "static"}},
+            "control": {"policy": {"type": "static"}, "hold": "fixed"},
             "executors": [{"kind": "simulated", "model": "sim"}],
         }
         self.clock = Clock()

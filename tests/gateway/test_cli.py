@@ -188,3 +188,9 @@ def test_simulate_hands_its_words_to_the_bench() -> None:
     status, _, errors = run("simulate", "--executor", "E9")
     assert status == 1
     assert "no executor 'E9'" in errors
+
+
+def test_profile_hands_its_words_to_the_bench() -> None:
+    status, _, errors = run("profile", "--out", "x.yaml")
+    assert status == 1
+    assert "headway: name a configuration with -c FILE" in errors

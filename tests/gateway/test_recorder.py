@@ -79,7 +79,10 @@ def test_a_replay_reads_what_was_recorded(tmp_path: Path) -> None:
     made.rejected("free", 2, "rate_limit_exceeded", 2.0)
     made.close()
     turned_away = Line(1001.5, None, None, "free", 0, False)
-    assert read(path) == [Line(1000.25, 2, 3, "paid", 50, True), turned_away, turned_away]
+    lines = read(path)
+    asked = Line(1000.25, 2, 3, "paid", 50, True, lines[0].key)
+    assert lines == [asked, turned_away, turned_away]
+    assert asked.key is not None
 
 
 def test_a_full_file_is_put_aside_and_the_oldest_is_deleted(tmp_path: Path) -> None:
