@@ -55,11 +55,6 @@ class Forecast:
         models = [self._estimate(name) for name in self._executors]
         return min((model.predict(1, 0) for model in models if model is not None), default=0.0)
 
-    def begun_s(self, seats: ExecutorSeats) -> float:
-        """What the prompts that an executor has begun still take, apart from others' decoding."""
-        model = self._estimate(seats.name)
-        return 0.0 if model is None else model.d * seats.prompt_tokens
-
     def need(self, request: Request) -> Need:
         """What a request takes from its dispatch on, beside those that run now."""
         for seats in self._executors.values():

@@ -93,8 +93,11 @@ class Lines:
 
     def first(self) -> Request | None:
         """Who is next: the first of the client that was served least."""
-        line = self._first_line()
-        return None if line is None else line.first()
+        line = self._alone or self._first_line()
+        if line is None or not line.waiting:
+            return None
+        request = line.heap[0][2]
+        return request if request.line is line else line.first()
 
     def firsts(self, count: int) -> list[Request]:
         """Who would be next if nobody were charged meanwhile; at most `count`."""

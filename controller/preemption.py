@@ -185,29 +185,24 @@ class Preemptor:
         """Who may be sent away for this tier: the lowest tier first, then who loses least."""
         taken = {id(seat) for _, seat in verdict.seats}
         ranks, priority = self._ranks, tier.priority
-        able = [
-            (ranks[seat.request.tier], len(seat.request.prompt) + len(seat.request.tokens), seat)
-            for seat in seats.seats.values()
-            if ranks[seat.request.tier] < priority and _may_go(seat) and id(seat) not in taken
-        ]
-        if not able:
-            return []
+        going_on: dict[str, int] = {}
+        able = []
+        for seat in seats.seats.values():
+            request = seat.request
+            name = request.tier
+            if ranks[name] >= priority or seat.state is not SeatState.RUNNING:
+                continue
+            going_on[name] = going_on.get(name, 0) + 1
+            if _may_go(seat) and id(seat) not in taken:
+                able.append((ranks[name], len(request.prompt) + len(request.tokens), seat))
         able.sort(key=itemgetter(0, 1))
-        left: dict[str, int] = {}
         chosen = []
         for _, _, seat in able:
             name = seat.request.tier
-            may_lose = left[name] if name in left else self._may_lose(seats, name)
-            left[name] = may_lose - 1
-            if may_lose > 0:
+            if going_on[name] > int(self._tiers[name].min_share * seats.size_limit):
+                going_on[name] -= 1
                 chosen.append(seat)
         return chosen
-
-    def _may_lose(self, seats: ExecutorSeats, name: str) -> int:
-        """How many seats of a tier may go until it is left with its share of them."""
-        keeps = int(self._tiers[name].min_share * seats.size_limit)
-        going_on = sum(seat.request.tier == name for seat in seats.running())
-        return going_on - keeps
 
     def _for_memory(
         self, request: Request, seats: ExecutorSeats, victims: Sequence[Seat]
@@ -239,9 +234,11 @@ def _able(seats: ExecutorSeats) -> bool:
 
 def _may_go(seat: Seat) -> bool:
     request = seat.request
-    if seat.state is not SeatState.RUNNING or request.preemptions >= MAX_PREEMPTIONS:
+    if not request.preemptions:
+        return True
+    if request.preemptions >= MAX_PREEMPTIONS:
         return False
-    return not request.preemptions or len(request.tokens) - seat.began >= SETTLE_TOKENS
+    return len(request.tokens) - seat.began >= SETTLE_TOKENS
 
 
 def _held(seat: Seat) -> int:

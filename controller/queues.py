@@ -42,6 +42,8 @@ class TierQueue:
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals: deque[Request] = deque()
         self._sizes: dict[str, int] = {}
+        # How many have left since the heaps were last rid of those who left.
+        self._gone = 0
 
     def __len__(self) -> int:
         return self.waiting
@@ -157,8 +159,8 @@ class TierQueue:
         arrivals = self._arrivals
         while arrivals and arrivals[0].line is None:
             arrivals.popleft()
-        most = 2 * self.waiting + 64
-        if len(arrivals) > most or len(self._dues) > most or len(self._deadlines) > most:
+        self._gone += 1
+        if self._gone > self.waiting + 64:
             self._compact()
 
     # --- time -------------------------------------------------------------------------------
@@ -249,6 +251,7 @@ class TierQueue:
             arrivals.append(request)
 
     def _compact(self) -> None:
+        self._gone = 0
         for heap in (self._dues, self._deadlines):
             heap[:] = [entry for entry in heap if entry[2].line is not None]
             heapq.heapify(heap)

@@ -71,7 +71,7 @@ class Scheduler:
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        first = starved = owed = None
+        first = starved = owed = head = None
         most_over = most_owed = 0.0
         # One pass, without lists: it is done for every seat that is given away.
         for queue, account in self._pairs:
@@ -85,19 +85,19 @@ class Scheduler:
                 if over >= 0 and (starved is None or over > most_over):
                     starved, most_over = queue, over
             if account.owed > most_owed and tier.min_share > 0:
-                head = queue.head()
-                if head is not None and account.owed >= head.work_tokens:
-                    owed, most_owed = queue, account.owed
+                due = queue.head()
+                if due is not None and account.owed >= due.work_tokens:
+                    owed, most_owed, head = queue, account.owed, due
         if first is None:
             return None
-        queue, turn = first, Turn.PRIORITY
         if starved is not None:
-            queue, turn = starved, Turn.STARVED
+            head, turn = starved.head(), Turn.STARVED
         elif owed is not None:
-            queue, turn = owed, Turn.SHARE
-        request = queue.head()
-        assert request is not None
-        return Pick(request, turn)
+            turn = Turn.SHARE
+        else:
+            head, turn = first.head(), Turn.PRIORITY
+        assert head is not None
+        return Pick(head, turn)
 
     def note_waiting(self, now: float) -> None:
         """Start the patience of tiers that begin to wait, and forget what idle ones were owed."""
@@ -113,12 +113,12 @@ class Scheduler:
 
         What is computed once more after a preemption is on nobody's account.
         """
-        prompt = 0 if request.attempt else len(request.prompt)
-        new = request.work_tokens - len(request.prompt) - len(request.tokens)
-        self._lines[request.tier].charge(
-            request.client, PROMPT_WEIGHT * prompt + NEW_WEIGHT * max(0, new)
-        )
-        tokens = prompt + max(0, new)
+        prompt = len(request.prompt)
+        new = max(0, request.work_tokens - prompt - len(request.tokens))
+        if request.attempt:
+            prompt = 0
+        self._lines[request.tier].charge(request.client, PROMPT_WEIGHT * prompt + NEW_WEIGHT * new)
+        tokens = prompt + new
         self._credit(tokens)
         account = self._accounts[request.tier]
         if account.owed <= 0:
