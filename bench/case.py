@@ -21,7 +21,7 @@ from controller.config import Config
 from controller.config_control import ControlConfig, LimitsConfig, PolicyConfig
 from controller.core import build_core
 from controller.hold import HoldRule
-from controller.tiers import Targets, Tier
+from controller.tiers import Tier
 from executor.contract import SimulatedSettings
 from policies.registry import problems
 
@@ -64,6 +64,11 @@ class Contender:
         queue = words.pop("queue", "tiers")
         if queue not in ("tiers", "fifo"):
             raise BadContender(f"policy {text!r}: queue should be tiers or fifo, not {queue!r}")
+        if queue == "fifo" and head != "static":
+            raise BadContender(
+                f"policy {text!r}: one queue for all knows no targets, which {head} may go by: "
+                "queue=fifo is for static"
+            )
         hold = words.pop("hold", None)
         if hold not in (None, *get_args(HoldRule)):
             rules = " or ".join(get_args(HoldRule))
@@ -176,19 +181,12 @@ def _control(written: ControlConfig, contender: Contender) -> ControlConfig:
 
 
 def _one_for_all(tiers: Iterable[Tier]) -> Tier:
-    """The one tier of a queue that knows none: the tightest targets, the bounds of all together.
-
-    Not of the time until a request begins: whoever knows of that can be late, and then goes last.
-    """
+    """The one tier of a queue that knows none, nor any target: first come, first served, with the
+    bounds of all together."""
     tiers = list(tiers)
-
-    def least(name: str) -> float | None:
-        return min((v for t in tiers if (v := getattr(t.targets, name)) is not None), default=None)
-
     return Tier(
         ALL,
         0,
-        Targets(None, least("itl_s"), None, min(t.targets.attainment for t in tiers)),
         order="fcfs",
         max_queue_requests=sum(tier.max_queue_requests for tier in tiers),
         max_queue_tokens=sum(tier.max_queue_tokens for tier in tiers),

@@ -19,7 +19,7 @@ from controller.batcher import Batcher
 from controller.config import Config
 from controller.config_control import EnvelopeConfig, LimitsConfig, PolicyConfig
 from controller.core import build_core
-from controller.queues import Permit
+from controller.places import Permit
 from controller.request import Outcome, Request
 from controller.tiers import Tier
 from executor.contract import Finished, Report, Sampling, Submit, Tokens

@@ -123,9 +123,12 @@ def test_bad_words_are_told_and_nothing_runs(
 
 
 def test_a_contender_has_parameters_and_limits_of_its_own() -> None:
-    made = Contender.parse("aimd:B=8,T=512,W=0.01,backoff=0.5,queue=fifo")
+    made = Contender.parse("aimd:B=8,T=512,W=0.01,backoff=0.5")
     assert (made.type, made.size, made.tokens, made.wait_s) == ("aimd", 8, 512, 0.01)
-    assert (dict(made.parameters), made.fifo) == ({"backoff": 0.5}, True)
+    assert (dict(made.parameters), made.fifo) == ({"backoff": 0.5}, False)
+    assert Contender.parse("static:queue=fifo").fifo
+    with pytest.raises(BadContender, match="queue=fifo is for static"):
+        Contender.parse("aimd:queue=fifo")
     assert Contender.parse("tests.bench.runs:Still:B=8").type == "tests.bench.runs:Still"
     assert [Contender.parse(f"static{rest}").hold for rest in ("", ":hold=fixed")] == [
         None,

@@ -35,6 +35,7 @@ def tier(met: int, *, starved_s: float = 1.0, **missed: int) -> TierOutcome:
     return TierOutcome(
         offered=offered, met=met, attainment=met / offered, goodput=met / 100, tokens_per_s=1.0,
         ttft=None, itl=None, e2e=None, missed=told, undecided=0, longest_starvation_s=starved_s,
+        keys=1, key_fairness=None,
     )  # fmt: skip
 
 
