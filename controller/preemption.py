@@ -111,9 +111,9 @@ class Preemptor:
             verdict.look_again(patient[1])
             return
         if seats.room():
-            if seats.trials or not seats.takes_prompt(head, queue.tier.priority):
+            # There are seats: it lacks memory, or waits for what nobody could give it.
+            if seats.too_large is not head:
                 return
-            # There are seats: what lacks is memory.
             if self._is_urgent(head, seats, self._forecast.memory_s, verdict=verdict, now=now):
                 victims = self._victims(seats, queue.tier, verdict)
                 verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
