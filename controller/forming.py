@@ -139,8 +139,7 @@ class Former:
         if not self._may_sit(seats, pick, request):
             return False
         self._queues[request.tier].take(request)
-        charge = self._scheduler.charge(request)
-        self._scheduler.progressed(request.tier, now)
+        charge = self._scheduler.charge(request, now)
         batch.members.append(seats.seat(request, charge, priority=priority))
         if request.times.dispatched is None:
             request.times.dispatched = now

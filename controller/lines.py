@@ -57,6 +57,9 @@ class Line:
 
     def firsts(self, count: int) -> list[Request]:
         """The next `count`, in order, left where they are."""
+        if count == 1:
+            first = self.first()
+            return [] if first is None else [first]
         heap, popped = self.heap, []
         found: list[Request] = []
         while heap and len(found) < count:

@@ -38,6 +38,8 @@ class TierQueue:
         self._judge = judge
         self._places = count()
         self._late = Line(0)
+        # Who goes next, as far as that was asked since anything changed.
+        self._head: Request | None = None
         self._dues: list[tuple[float, int, Request]] = []
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals: deque[Request] = deque()
@@ -139,7 +141,15 @@ class TierQueue:
 
     def head(self) -> Request | None:
         """Who goes next in this tier, left where it is."""
-        return self.lines.first() or self._late.first()
+        head = self._head
+        if head is None or head.line is None:
+            head = self._head = self.lines.first() or self._late.first()
+        return head
+
+    def charge(self, client: str, tokens: float) -> None:
+        """Book weighted tokens on a client, which may change whose turn it is."""
+        self.lines.charge(client, tokens)
+        self._head = None
 
     def firsts(self, count: int) -> list[Request]:
         """The next `count` in order, left where they are."""
@@ -193,6 +203,7 @@ class TierQueue:
                 line.leave(request)
                 request.rank = request.arrival
                 self._late.enter(request)
+                self._head = None
                 late.append(request)
         return late
 
@@ -236,6 +247,7 @@ class TierQueue:
 
     def _enter(self, request: Request) -> None:
         request.state = State.QUEUED
+        self._head = None
         self.waiting += 1
         self.tokens += request.work_tokens
         self.prompts += len(request.prompt)
