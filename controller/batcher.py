@@ -157,7 +157,8 @@ class Batcher:
     def on_ready(self, executor: str, incarnation: int, capacity: Capacity, now: float) -> None:
         """An executor takes work from now on."""
         seats = self.executors[executor]
-        seats.incarnation, seats.capacity, seats.back_at = incarnation, capacity, None
+        seats.incarnation, seats.back_at = incarnation, None
+        seats.bound(capacity=capacity)
         self._owed_answer.add(executor)
         seats.note_room(now)
 
@@ -217,7 +218,7 @@ class Batcher:
         """New limits for a group: for its next batch and step; what runs goes on."""
         for seats in self.executors.values():
             if seats.group == group:
-                seats.limits, seats.epoch = limits, epoch
+                seats.bound(limits=limits, epoch=epoch)
                 if seats.ready:
                     self._owed_answer.add(seats.name)
 

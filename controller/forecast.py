@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 
@@ -54,11 +53,6 @@ class Forecast:
         """The shortest step there can be, 0 where nothing is known."""
         models = [self._estimate(name) for name in self._executors]
         return min((model.predict(1, 0) for model in models if model is not None), default=0.0)
-
-    def begun_s(self, seats: ExecutorSeats) -> float:
-        """What the prompts that an executor has begun still take, apart from others' decoding."""
-        model = self._estimate(seats.name)
-        return 0.0 if model is None else model.d * seats.prompt_tokens
 
     def need(self, request: Request) -> Need:
         """What a request takes from its dispatch on, beside those that run now."""
@@ -135,19 +129,18 @@ class Forecast:
         first = bisect.bisect_left(range(1, len(ends) + 1), True, key=enough)
         return ends[first][0] * step_s if first < len(ends) else math.inf
 
-    def seat_s(self, seats: ExecutorSeats, count: int) -> float | None:
-        """Until `count` more seats than now are free by themselves. Infinite: never."""
-        step_s = self.step_s(seats)
-        if step_s is None:
-            return None
-        surplus = max(0, len(seats.seats) - seats.size_limit)
-        going = [
-            self.to_come(seat.request)
-            for seat in seats.seats.values()
-            if seat.state is SeatState.RUNNING
-        ]
-        need = surplus + count
-        return heapq.nsmallest(need, going)[-1] * step_s if need <= len(going) else math.inf
+    def ends(self, seats: ExecutorSeats) -> list[int]:
+        """How many tokens each that runs has still to come, least first."""
+        running, to_come = SeatState.RUNNING, self.to_come
+        return sorted(
+            [
+                seat.request.max_new_tokens - len(seat.request.tokens)
+                if seat.request.expected_new_tokens is None
+                else to_come(seat.request)
+                for seat in seats.seats.values()
+                if seat.state is running
+            ]
+        )
 
     def drain_s(self, waiting: Iterable[tuple[int, int]]) -> float | None:
         """How long all executors together take for work, given as pairs of (prompt, new) tokens."""

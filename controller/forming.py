@@ -139,8 +139,7 @@ class Former:
         if not self._may_sit(seats, pick, request):
             return False
         self._queues[request.tier].take(request)
-        charge = self._scheduler.charge(request)
-        self._scheduler.progressed(request.tier, now)
+        charge = self._scheduler.charge(request, now)
         batch.members.append(seats.seat(request, charge, priority=priority))
         if request.times.dispatched is None:
             request.times.dispatched = now
@@ -164,26 +163,20 @@ class Former:
         assert seats.capacity is not None
         if pick.turn is not Turn.PRIORITY or not seats.seats or seats.capacity.runs_to_completion:
             return True
-        priority = self._queues[pick.request.tier].tier.priority
-        if seats.is_full_of_prompts(pick.request, priority):
+        request, pace = pick.request, self._paces[seats.name]
+        priority = self._queues[request.tier].tier.priority
+        model = self._forecast.model(seats.name)
+        wait_s = pace.wait_s(seats, priority, model, late=request.due < now)
+        if wait_s <= 0 or seats.is_full_of_prompts(request, priority):
             return True
-        wait_s = self._paces[seats.name].wait_s(
-            seats,
-            priority,
-            step_s=self._forecast.step_s(seats),
-            begun_s=self._forecast.begun_s(seats),
-            late=pick.request.due < now,
-        )
-        if wait_s > 0:
-            pace = self._paces[seats.name]
-            reports, since = self._waits.get(seats.name, (-1, now))
-            if reports != pace.reports:
-                self._waits[seats.name] = pace.reports, now
-                since = now
-            # Credit comes with steps: in the middle of one there is nothing to wake up for.
-            if since + wait_s > now:
-                formed.held_until.append(since + wait_s)
-        return wait_s <= 0
+        reports, since = self._waits.get(seats.name, (-1, now))
+        if reports != pace.reports:
+            self._waits[seats.name] = pace.reports, now
+            since = now
+        # Credit comes with steps: in the middle of one there is nothing to wake up for.
+        if since + wait_s > now:
+            formed.held_until.append(since + wait_s)
+        return False
 
     def _may_sit(self, seats: ExecutorSeats, pick: Pick, request: Request) -> bool:
         # Of those who were there at a failure half go at a time, and nobody beside them: so the one

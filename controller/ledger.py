@@ -58,7 +58,9 @@ class ExecutorSeats:
     """The ledger of one executor. `limits` and `epoch` are its group's, in force from now on.
 
     `free_since` is the instant from which it could take a request without a break until now, and
-    None while it can not; `reserved_tokens` is the KV memory that its requests may come to, and
+    None while it can not. `size_limit` is how many sequences it may hold, the limit within its
+    capacity, and `step_tokens` how many tokens a step may, never fewer than that.
+    `reserved_tokens` is the KV memory that its requests may come to, and
     `unbounded` how many of them may come to more than is reserved. `context_tokens` were read in
     the last step and `kv_tokens` held after it, as it said; `prompt_tokens` are still to be
     prefilled, those of the seats in `prefilling`; `trials` of its seats are on trial.
@@ -72,6 +74,8 @@ class ExecutorSeats:
     capacity: Capacity | None = None
     back_at: float | None = 0.0
     free_since: float | None = None
+    size_limit: int = 0
+    step_tokens: int = 0
     reserved_tokens: int = 0
     unbounded: int = 0
     context_tokens: int = 0
@@ -89,27 +93,27 @@ class ExecutorSeats:
         """Whether it takes work now."""
         return self.capacity is not None
 
-    @property
-    def size_limit(self) -> int:
-        """How many sequences it may hold: the limit, or its capacity where that is smaller."""
-        if self.capacity is None:
-            return 0
-        return min(self.limits.max_batch_size, self.capacity.max_seqs)
-
-    @property
-    def step_tokens(self) -> int:
-        """How many tokens a step may hold: the limit within capacity, never below the size."""
-        if self.capacity is None:
-            return self.limits.max_batch_tokens
-        within = min(self.limits.max_batch_tokens, self.capacity.max_step_tokens)
-        return max(within, self.size_limit)
+    def bound(
+        self, *, limits: Limits | None = None, epoch: int = 0, capacity: Capacity | None = None
+    ) -> None:
+        """Put limits (with their epoch) or a capacity in force."""
+        if limits is not None:
+            self.limits, self.epoch = limits, epoch
+        if capacity is not None:
+            self.capacity = capacity
+        # Asked for every seat that is given away, so reckoned only where it may change.
+        self.step_tokens = self.limits.max_batch_tokens
+        if self.capacity is not None:
+            self.size_limit = min(self.limits.max_batch_size, self.capacity.max_seqs)
+            within = min(self.limits.max_batch_tokens, self.capacity.max_step_tokens)
+            self.step_tokens = max(within, self.size_limit)
 
     def room(self) -> int:
         """How many more sequences it can take now: none while a batch runs to completion."""
         capacity, taken = self.capacity, len(self.seats)
         if capacity is None or (taken and capacity.runs_to_completion):
             return 0
-        return max(0, min(self.limits.max_batch_size, capacity.max_seqs) - taken)
+        return max(0, self.size_limit - taken)
 
     def note_room(self, now: float) -> int:
         """Keep `free_since` true, and answer the room: for when seats or limits changed."""
@@ -139,9 +143,10 @@ class ExecutorSeats:
         """Whether its prompt would be begun soon: what waits inside an executor waits in the order
         of its coming, and no longer in ours."""
         assert self.capacity is not None
-        if not self.prefilling or self.capacity.runs_to_completion:
+        most = PROMPT_STEPS * self.step_tokens
+        if self.prompt_tokens < most or self.capacity.runs_to_completion:
             return True
-        return self.prompts_ahead(request, priority) < PROMPT_STEPS * self.step_tokens
+        return self.prompts_ahead(request, priority) < most
 
     def is_full_of_prompts(self, request: Request, priority: int) -> bool:
         """Whether so long a prompt is in prefill that steps are as long as they may be for a while
@@ -158,16 +163,17 @@ class ExecutorSeats:
 
     def seat(self, request: Request, charge: Charge, *, priority: int) -> Submit:
         """Give a request a seat; answers the message that tells the executor."""
-        request.attempt += 1
+        request.attempt = attempt = request.attempt + 1
         request.state = State.RUNNING
         request.executor = self.name
         request.epoch = self.epoch
         booked, trial = request.work_tokens, request.suspects > 0
-        has = len(request.tokens)
-        left = len(request.prompt) + has
-        seat = Seat(request, request.attempt, booked, charge, priority, has, trial, left)
-        self.seats[request.id, request.attempt] = seat
-        self.prefilling[request.id, request.attempt] = seat
+        prompt, tokens = request.prompt, request.tokens
+        has = len(tokens)
+        left = len(prompt) + has
+        seat = Seat(request, attempt, booked, charge, priority, has, trial, left)
+        key = (request.id, attempt)
+        self.seats[key] = self.prefilling[key] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1
         self.reserved_tokens += booked
         self.unbounded += request.expected_new_tokens is not None
@@ -175,10 +181,10 @@ class ExecutorSeats:
         self.trials += trial
         return Submit(
             request.id,
-            request.attempt,
-            request.prompt + request.tokens,
-            len(request.prompt),
-            request.remaining_tokens,
+            attempt,
+            prompt + tokens if has else prompt,
+            left - has,
+            request.max_new_tokens - has,
             request.sampling,
             priority,
         )
@@ -239,5 +245,6 @@ class ExecutorSeats:
         self.prompt_tokens = self.trials = 0
         self.too_large = self.kv_tokens = None
         self.capacity = None
+        self.size_limit = 0
         self.free_since = None
         return seats

@@ -57,6 +57,9 @@ class Line:
 
     def firsts(self, count: int) -> list[Request]:
         """The next `count`, in order, left where they are."""
+        if count == 1:
+            first = self.first()
+            return [] if first is None else [first]
         heap, popped = self.heap, []
         found: list[Request] = []
         while heap and len(found) < count:
@@ -93,8 +96,11 @@ class Lines:
 
     def first(self) -> Request | None:
         """Who is next: the first of the client that was served least."""
-        line = self._first_line()
-        return None if line is None else line.first()
+        line = self._alone or self._first_line()
+        if line is None or not line.waiting:
+            return None
+        request = line.heap[0][2]
+        return request if request.line is line else line.first()
 
     def firsts(self, count: int) -> list[Request]:
         """Who would be next if nobody were charged meanwhile; at most `count`."""

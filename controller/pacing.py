@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from controller.ledger import ExecutorSeats
 from controller.tiers import Tier
 from executor.contract import Report
+from policies.contract import StepEstimate
 
 # The mean is held this much below the target: what comes after a prompt was let in is not known.
 MARGIN = 0.95
@@ -50,28 +51,27 @@ class Pace:
                 self._credit[name] = full
 
     def wait_s(
-        self,
-        seats: ExecutorSeats,
-        priority: int,
-        *,
-        step_s: float | None,
-        begun_s: float,
-        late: bool,
+        self, seats: ExecutorSeats, priority: int, model: StepEstimate | None, *, late: bool
     ) -> float:
-        """Until a prompt of this priority may be begun, 0: now. `step_s` is what a step takes
-        without a prompt, `begun_s` what is still to come of prompts that were begun.
+        """Until a prompt of this priority may be begun, 0: now. `model` is that of its steps.
 
         Those who decode in lower tiers have to bear it, those of the same tier as far as their
-        bucket goes. A prompt of a lower tier, or one that is `late` anyway, waits until it is full,
-        so that there is always something left for the next one that has a target to meet.
+        bucket goes, less what prompts that were begun still take. A prompt of a lower tier, or one
+        that is `late` anyway, waits until it is full, so that there is always something left for
+        the next one that has a target to meet.
         """
-        wait_s = 0.0
+        if model is None:
+            return 0.0
+        wait_s, begun_s = 0.0, model.d * seats.prompt_tokens
         for name, rank, itl_s in self._tiers:
             if rank < priority or not seats.by_tier.get(name):
                 continue
-            needs_s = BURST_TOKENS * itl_s if late or rank > priority else 0.0
-            lacks_s = needs_s + begun_s - self._credit[name]
-            # Where steps alone are too slow, no pause between prompts would help.
-            if lacks_s > 0 and step_s is not None and step_s < itl_s:
-                wait_s = max(wait_s, math.ceil(lacks_s / (itl_s - step_s)) * step_s)
+            lacks_s = begun_s - self._credit[name]
+            if late or rank > priority:
+                lacks_s += BURST_TOKENS * itl_s
+            if lacks_s > 0:
+                step_s = model.predict(len(seats.seats), seats.context_tokens)
+                # Where steps alone are too slow, no pause between prompts would help.
+                if step_s < itl_s:
+                    wait_s = max(wait_s, math.ceil(lacks_s / (itl_s - step_s)) * step_s)
         return wait_s

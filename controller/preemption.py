@@ -21,7 +21,7 @@ from controller.request import Request
 from controller.tiers import Tier
 
 # Seconds until a request has what it lacks, where nobody makes room for it.
-Wait = Callable[[ExecutorSeats, Request], float | None]
+Wait = Callable[[], float | None]
 
 MAX_PREEMPTIONS = 3
 SETTLE_TOKENS = 32
@@ -39,10 +39,12 @@ HANDOVER_STEPS = 2
 
 @dataclass(slots=True)
 class Verdict:
-    """Seats that must be given up now, and the instant at which to look again."""
+    """Seats that must be given up now, and the instant at which to look again; `ends` are what was
+    found out on the way, by executor."""
 
     seats: list[tuple[ExecutorSeats, Seat]] = field(default_factory=list)
     look_at: float | None = None
+    ends: dict[str, list[int]] = field(default_factory=dict)
 
     def look_again(self, instant: float) -> None:
         """Look again then, or before."""
@@ -80,7 +82,7 @@ class Preemptor:
         for seats in self._executors.values():
             if not _able(seats):
                 continue
-            lowest = min((self._ranks[n] for n, count in seats.by_tier.items() if count), default=0)
+            lowest = min([self._ranks[n] for n, some in seats.by_tier.items() if some], default=0)
             for queue in self._queues[:-1]:
                 if queue.tier.priority > lowest:
                     self._make_room(queue, seats, verdict, now=now)
@@ -110,29 +112,44 @@ class Preemptor:
         if patient is not None and patient[0] is head and now < patient[1]:
             verdict.look_again(patient[1])
             return
-        if seats.room():
-            if seats.trials or not seats.takes_prompt(head, queue.tier.priority):
-                return
-            # There are seats: what lacks is memory.
-            if self._is_urgent(head, seats, self._forecast.memory_s, verdict=verdict, now=now):
+        if not seats.room():
+            self._take_seats(queue, seats, verdict, now=now)
+        elif seats.too_large is head:
+            # There are seats, and what it lacks is memory.
+            wait_s = partial(self._forecast.memory_s, seats, head)
+            if self._is_urgent(head, seats, wait_s, verdict=verdict, now=now):
                 victims = self._victims(seats, queue.tier, verdict)
                 verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
-            return
-        victims = self._victims(seats, queue.tier, verdict)
-        if not victims:
-            return
-        coming = sum([seat.state is not SeatState.RUNNING for seat in seats.seats.values()])
-        coming += sum([one is seats for one, _ in verdict.seats])
-        for number, request in enumerate(queue.firsts(coming + len(victims)), 1):
-            if number <= coming:
-                continue
-            wait = partial(self._seat_s, number=number)
-            if not self._is_urgent(request, seats, wait, verdict=verdict, now=now):
-                return
-            verdict.seats.append((seats, victims[number - coming - 1]))
 
-    def _seat_s(self, seats: ExecutorSeats, request: Request, number: int) -> float | None:
-        return self._forecast.seat_s(seats, number)
+    def _take_seats(
+        self, queue: TierQueue, seats: ExecutorSeats, verdict: Verdict, *, now: float
+    ) -> None:
+        """A victim's seat for each that would be late. Those at the front have the seats that are
+        on their way back, the others wait for the next ones that become free by themselves."""
+        ends = verdict.ends.get(seats.name)
+        if ends is None:
+            ends = verdict.ends[seats.name] = self._forecast.ends(seats)
+        coming = len(seats.seats) - len(ends) + sum([one is seats for one, _ in verdict.seats])
+        surplus = max(0, len(seats.seats) - seats.size_limit)
+        step_s = self._forecast.step_s(seats)
+
+        def wait_s(number: int) -> float | None:
+            at = surplus + number - 1
+            return None if step_s is None else ends[at] * step_s if at < len(ends) else math.inf
+
+        waiting, victims = queue.firsts(coming + 1), None
+        number = coming
+        while number < len(waiting):
+            wait = partial(wait_s, number + 1)
+            if not self._is_urgent(waiting[number], seats, wait, verdict=verdict, now=now):
+                return
+            if victims is None:
+                victims = self._victims(seats, queue.tier, verdict)
+                waiting = queue.firsts(coming + len(victims))
+                if not victims:
+                    return
+            verdict.seats.append((seats, victims[number - coming]))
+            number += 1
 
     def _is_urgent(
         self,
@@ -147,7 +164,7 @@ class Preemptor:
         still wait, `verdict` says until when."""
         if request.tokens or not now <= request.due < math.inf:
             return False
-        wait_s, step_s = wait(seats, request), self._forecast.step_s(seats)
+        wait_s, step_s = wait(), self._forecast.step_s(seats)
         if wait_s is None or step_s is None:
             return True
         last_call = request.due - HANDOVER_STEPS * step_s - wait_s / PATIENCE
@@ -185,29 +202,24 @@ class Preemptor:
         """Who may be sent away for this tier: the lowest tier first, then who loses least."""
         taken = {id(seat) for _, seat in verdict.seats}
         ranks, priority = self._ranks, tier.priority
-        able = [
-            (ranks[seat.request.tier], len(seat.request.prompt) + len(seat.request.tokens), seat)
-            for seat in seats.seats.values()
-            if ranks[seat.request.tier] < priority and _may_go(seat) and id(seat) not in taken
-        ]
-        if not able:
-            return []
+        going_on: dict[str, int] = {}
+        able = []
+        for seat in seats.seats.values():
+            request = seat.request
+            name = request.tier
+            if ranks[name] >= priority or seat.state is not SeatState.RUNNING:
+                continue
+            going_on[name] = going_on.get(name, 0) + 1
+            if _may_go(seat) and id(seat) not in taken:
+                able.append((ranks[name], len(request.prompt) + len(request.tokens), seat))
         able.sort(key=itemgetter(0, 1))
-        left: dict[str, int] = {}
         chosen = []
         for _, _, seat in able:
             name = seat.request.tier
-            may_lose = left[name] if name in left else self._may_lose(seats, name)
-            left[name] = may_lose - 1
-            if may_lose > 0:
+            if going_on[name] > int(self._tiers[name].min_share * seats.size_limit):
+                going_on[name] -= 1
                 chosen.append(seat)
         return chosen
-
-    def _may_lose(self, seats: ExecutorSeats, name: str) -> int:
-        """How many seats of a tier may go until it is left with its share of them."""
-        keeps = int(self._tiers[name].min_share * seats.size_limit)
-        going_on = sum(seat.request.tier == name for seat in seats.running())
-        return going_on - keeps
 
     def _for_memory(
         self, request: Request, seats: ExecutorSeats, victims: Sequence[Seat]
@@ -239,9 +251,11 @@ def _able(seats: ExecutorSeats) -> bool:
 
 def _may_go(seat: Seat) -> bool:
     request = seat.request
-    if seat.state is not SeatState.RUNNING or request.preemptions >= MAX_PREEMPTIONS:
+    if not request.preemptions:
+        return True
+    if request.preemptions >= MAX_PREEMPTIONS:
         return False
-    return not request.preemptions or len(request.tokens) - seat.began >= SETTLE_TOKENS
+    return len(request.tokens) - seat.began >= SETTLE_TOKENS
 
 
 def _held(seat: Seat) -> int:

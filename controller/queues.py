@@ -38,10 +38,14 @@ class TierQueue:
         self._judge = judge
         self._places = count()
         self._late = Line(0)
+        # Who goes next, as far as that was asked since anything changed.
+        self._head: Request | None = None
         self._dues: list[tuple[float, int, Request]] = []
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals: deque[Request] = deque()
         self._sizes: dict[str, int] = {}
+        # How many have left since the heaps were last rid of those who left.
+        self._gone = 0
 
     def __len__(self) -> int:
         return self.waiting
@@ -137,7 +141,15 @@ class TierQueue:
 
     def head(self) -> Request | None:
         """Who goes next in this tier, left where it is."""
-        return self.lines.first() or self._late.first()
+        head = self._head
+        if head is None or head.line is None:
+            head = self._head = self.lines.first() or self._late.first()
+        return head
+
+    def charge(self, client: str, tokens: float) -> None:
+        """Book weighted tokens on a client, which may change whose turn it is."""
+        self.lines.charge(client, tokens)
+        self._head = None
 
     def firsts(self, count: int) -> list[Request]:
         """The next `count` in order, left where they are."""
@@ -157,8 +169,8 @@ class TierQueue:
         arrivals = self._arrivals
         while arrivals and arrivals[0].line is None:
             arrivals.popleft()
-        most = 2 * self.waiting + 64
-        if len(arrivals) > most or len(self._dues) > most or len(self._deadlines) > most:
+        self._gone += 1
+        if self._gone > self.waiting + 64:
             self._compact()
 
     # --- time -------------------------------------------------------------------------------
@@ -191,6 +203,7 @@ class TierQueue:
                 line.leave(request)
                 request.rank = request.arrival
                 self._late.enter(request)
+                self._head = None
                 late.append(request)
         return late
 
@@ -234,6 +247,7 @@ class TierQueue:
 
     def _enter(self, request: Request) -> None:
         request.state = State.QUEUED
+        self._head = None
         self.waiting += 1
         self.tokens += request.work_tokens
         self.prompts += len(request.prompt)
@@ -249,6 +263,7 @@ class TierQueue:
             arrivals.append(request)
 
     def _compact(self) -> None:
+        self._gone = 0
         for heap in (self._dues, self._deadlines):
             heap[:] = [entry for entry in heap if entry[2].line is not None]
             heapq.heapify(heap)

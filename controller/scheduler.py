@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,12 +36,16 @@ class Charge(NamedTuple):
     paid: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Account:
-    """What a tier is owed, in tokens, and when it last got anything while it waited."""
+    """A tier's queue, what the tier is owed, in tokens, and the instant from which it starves:
+    infinite while it does not wait."""
 
+    queue: TierQueue
+    share: float
+    patience_s: float
     owed: float = 0.0
-    progress: float | None = None
+    starves_at: float = math.inf
 
 
 class Scheduler:
@@ -59,11 +64,15 @@ class Scheduler:
     """
 
     def __init__(self, queues: Iterable[TierQueue]) -> None:
-        self._queues = sorted(queues, key=lambda queue: -queue.tier.priority)
-        self._sharing = [queue for queue in self._queues if queue.tier.min_share > 0]
-        self._accounts = {queue.tier.name: _Account() for queue in self._queues}
-        self._pairs = [(queue, self._accounts[queue.tier.name]) for queue in self._queues]
-        self._lines = {queue.tier.name: queue.lines for queue in self._queues}
+        highest_first = sorted(queues, key=lambda queue: -queue.tier.priority)
+        self._accounts = {
+            queue.tier.name: _Account(queue, queue.tier.min_share, queue.tier.max_starvation_s)
+            for queue in highest_first
+        }
+        self._in_order = list(self._accounts.values())
+        self._sharing = [account for account in self._in_order if account.share > 0]
+        # Patience grows until time passes, so it is looked at once for all seats of an instant.
+        self._may_starve = False
 
     def pick(self, now: float, may_take: Callable[[Tier], bool] | None = None) -> Pick | None:
         """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left, where
@@ -71,56 +80,53 @@ class Scheduler:
 
         The request is left in its queue. Deterministic: the same queues, the same answer.
         """
-        first = starved = owed = None
-        most_over = most_owed = 0.0
-        # One pass, without lists: it is done for every seat that is given away.
-        for queue, account in self._pairs:
-            tier = queue.tier
-            if not queue.waiting or (may_take is not None and not may_take(tier)):
-                continue
-            if first is None:
-                first = queue
-            if account.progress is not None:
-                over = now - account.progress - tier.max_starvation_s
-                if over >= 0 and (starved is None or over > most_over):
-                    starved, most_over = queue, over
-            if account.owed > most_owed and tier.min_share > 0:
-                head = queue.head()
-                if head is not None and account.owed >= head.work_tokens:
-                    owed, most_owed = queue, account.owed
-        if first is None:
-            return None
-        queue, turn = first, Turn.PRIORITY
-        if starved is not None:
-            queue, turn = starved, Turn.STARVED
-        elif owed is not None:
-            queue, turn = owed, Turn.SHARE
-        request = queue.head()
-        assert request is not None
-        return Pick(request, turn)
+        head: Request | None = None
+        if self._may_starve and (starved := self._starved(now, may_take)) is not None:
+            head, turn = starved.head(), Turn.STARVED
+            assert head is not None
+            return Pick(head, turn)
+        turn, most_owed = Turn.SHARE, 0.0
+        for account in self._sharing:
+            queue = account.queue
+            if account.owed > most_owed and (may_take is None or may_take(queue.tier)):
+                due = queue.head()
+                if due is not None and account.owed >= due.work_tokens:
+                    head, most_owed = due, account.owed
+        if head is None:
+            turn = Turn.PRIORITY
+            for account in self._in_order:
+                queue = account.queue
+                if queue.waiting and (may_take is None or may_take(queue.tier)):
+                    head = queue.head()
+                    break
+        return None if head is None else Pick(head, turn)
 
     def note_waiting(self, now: float) -> None:
-        """Start the patience of tiers that begin to wait, and forget what idle ones were owed."""
-        for queue in self._queues:
-            account = self._accounts[queue.tier.name]
-            if not queue.waiting:
-                account.owed, account.progress = 0.0, None
-            elif account.progress is None:
-                account.progress = now
+        """Start the patience of tiers that begin to wait, and forget what idle ones were owed: at
+        each instant before anybody is picked."""
+        self._may_starve = False
+        for account in self._in_order:
+            if not account.queue.waiting:
+                account.owed, account.starves_at = 0.0, math.inf
+            elif account.starves_at == math.inf:
+                account.starves_at = now + account.patience_s
+            elif account.starves_at <= now:
+                self._may_starve = True
 
-    def charge(self, request: Request) -> Charge:
-        """Book the tokens that a request may still come to on its tier and client.
+    def charge(self, request: Request, now: float) -> Charge:
+        """Book the tokens that a request may still come to on its tier and client; the tier has got
+        a seat.
 
         What is computed once more after a preemption is on nobody's account.
         """
-        prompt = 0 if request.attempt else len(request.prompt)
-        new = request.work_tokens - len(request.prompt) - len(request.tokens)
-        self._lines[request.tier].charge(
-            request.client, PROMPT_WEIGHT * prompt + NEW_WEIGHT * max(0, new)
-        )
-        tokens = prompt + max(0, new)
+        account, prompt = self._accounts[request.tier], len(request.prompt)
+        new = max(0, request.work_tokens - prompt - len(request.tokens))
+        if request.attempt:
+            prompt = 0
+        account.queue.charge(request.client, PROMPT_WEIGHT * prompt + NEW_WEIGHT * new)
+        account.starves_at = now + account.patience_s
+        tokens = prompt + new
         self._credit(tokens)
-        account = self._accounts[request.tier]
         if account.owed <= 0:
             return Charge(tokens, 0.0)
         paid = min(account.owed, float(tokens))
@@ -130,24 +136,34 @@ class Scheduler:
     def settle(self, request: Request, charge: Charge, *, unused: int) -> None:
         """Correct a booking once it is known how many of its tokens were not used (negative: how
         many more)."""
-        self._lines[request.tier].charge(request.client, -NEW_WEIGHT * unused)
+        account = self._accounts[request.tier]
+        account.queue.charge(request.client, -NEW_WEIGHT * unused)
         if charge.tokens > 0 and unused > 0:
-            account = self._accounts[request.tier]
             account.owed += charge.paid * unused / charge.tokens
             self._credit(-unused)
 
     def progressed(self, tier: str, now: float) -> None:
-        """The tier got a seat or a token: its patience starts again."""
+        """The tier got a token: its patience starts again."""
         account = self._accounts[tier]
-        if account.progress is not None:
-            account.progress = now
+        if account.starves_at < math.inf:
+            account.starves_at = now + account.patience_s
 
     def owed(self) -> Mapping[str, float]:
         """Tokens that each tier is owed."""
         return {name: account.owed for name, account in self._accounts.items()}
 
+    def _starved(self, now: float, may_take: Callable[[Tier], bool] | None) -> TierQueue | None:
+        """The tier that has starved for longest."""
+        over = [
+            (now - account.starves_at, -place)
+            for place, account in enumerate(self._in_order)
+            if now >= account.starves_at
+            and account.queue.waiting
+            and (may_take is None or may_take(account.queue.tier))
+        ]
+        return self._in_order[-max(over)[1]].queue if over else None
+
     def _credit(self, tokens: int) -> None:
-        for queue in self._sharing:
-            if queue.waiting:
-                account = self._accounts[queue.tier.name]
-                account.owed = max(0.0, account.owed + queue.tier.min_share * tokens)
+        for account in self._sharing:
+            if account.queue.waiting:
+                account.owed = max(0.0, account.owed + account.share * tokens)

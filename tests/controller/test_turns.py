@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from hypothesis import settings
@@ -20,7 +21,6 @@ TIERS = (
     Tier("offline", 0, min_share=0.1, max_starvation_s=5.0),
 )
 RANK = {tier.name: tier.priority for tier in TIERS}
-STARVES = {tier.name: tier.max_starvation_s for tier in TIERS}
 
 
 class Witness(Listener):
@@ -64,9 +64,9 @@ class Turns(RuleBasedStateMachine):
         queues, scheduler = self.stage.batcher.queues, self.stage.batcher.scheduler
         owed = dict(scheduler.owed())
         patience = {
-            name: now - account.progress - STARVES[name]
+            name: now - account.starves_at
             for name, account in scheduler._accounts.items()
-            if account.progress is not None and queues[name].waiting
+            if account.starves_at < math.inf and queues[name].waiting
         }
         pick = self.pick(now, *rest)
         waiting = [name for name, queue in queues.items() if queue.waiting]
