@@ -127,7 +127,7 @@ class Batcher:
             most = request.max_new_tokens
             known = self._lengths[request.tier].expected(0, at_most=most)
             if known is not None:
-                request.expected_new_tokens = known
+                request.expect(known)
         self.queues[request.tier].offer(request, permit)
         self.book.enter(request, now)
 

@@ -15,7 +15,7 @@ from controller.plan import Dispatch, Why
 from controller.preemption import Preemptor
 from controller.queues import TierQueue
 from controller.request import Request
-from controller.scheduler import Pick, Scheduler, Turn
+from controller.scheduler import Scheduler, Turn
 from controller.tiers import Tier
 from executor.contract import Submit
 from policies.contract import Limits
@@ -126,21 +126,28 @@ class Former:
             pick = self._scheduler.pick(now)
         if pick is None:
             return False
-        request = pick.request
+        request, turn = pick
         priority = self._queues[request.tier].tier.priority
-        if not seats.takes_prompt(request, priority) or not self._keeps_pace(
-            seats, pick, now, formed
+        if not seats.takes_prompt(request, priority) or (
+            turn is Turn.PRIORITY
+            and seats.seats
+            and not self._is_borne(seats, request, now, formed)
         ):
             self.is_waiting_for_a_step = True
             return False
         if batch.company is not None:
             request = batch.company.instead_of(request, now)
+        # Of those who were there at a failure half go at a time, and nobody beside them: so the one
+        # that is to blame is found, and fails alone.
+        if seats.trials and seats.trials >= max(1, request.suspects // 2):
+            self.is_waiting_for_a_step = True
+            return False
         # Nobody overtakes a request that waits for memory: small ones would starve a large one.
-        if not self._may_sit(seats, pick, request):
+        if not self._fits(seats, request):
             return False
         self._queues[request.tier].take(request)
-        charge = self._scheduler.charge(request, now)
-        batch.members.append(seats.seat(request, charge, priority=priority))
+        paid = self._scheduler.charge(request, now)
+        batch.members.append(seats.seat(request, priority=priority, paid=paid))
         if request.times.dispatched is None:
             request.times.dispatched = now
             if batch.hold.held:
@@ -158,36 +165,25 @@ class Former:
             return None
         return Company(self._queues, self._forecast, room)
 
-    def _keeps_pace(self, seats: ExecutorSeats, pick: Pick, now: float, formed: Formed) -> bool:
-        """Whether those who decode can afford another prompt beside them; else when they can."""
+    def _is_borne(self, seats: ExecutorSeats, request: Request, now: float, formed: Formed) -> bool:
+        """Whether those who decode can afford another prompt, and then another row, beside them;
+        else `formed` says when to ask again."""
         assert seats.capacity is not None
-        if pick.turn is not Turn.PRIORITY or not seats.seats or seats.capacity.runs_to_completion:
+        if seats.capacity.runs_to_completion:
             return True
-        request, pace = pick.request, self._paces[seats.name]
-        priority = self._queues[request.tier].tier.priority
+        pace, priority = self._paces[seats.name], self._queues[request.tier].tier.priority
         model = self._forecast.model(seats.name)
         wait_s = pace.wait_s(seats, priority, model, late=request.due < now)
-        if wait_s <= 0 or seats.is_full_of_prompts(request, priority):
-            return True
-        reports, since = self._waits.get(seats.name, (-1, now))
-        if reports != pace.reports:
-            self._waits[seats.name] = pace.reports, now
-            since = now
-        # Credit comes with steps: in the middle of one there is nothing to wake up for.
-        if since + wait_s > now:
-            formed.held_until.append(since + wait_s)
-        return False
-
-    def _may_sit(self, seats: ExecutorSeats, pick: Pick, request: Request) -> bool:
-        # Of those who were there at a failure half go at a time, and nobody beside them: so the one
-        # that is to blame is found, and fails alone.
-        if seats.trials and seats.trials >= max(1, request.suspects // 2):
-            self.is_waiting_for_a_step = True
+        if wait_s > 0 and not seats.is_full_of_prompts(request, priority):
+            reports, since = self._waits.get(seats.name, (-1, now))
+            if reports != pace.reports:
+                self._waits[seats.name] = pace.reports, now
+                since = now
+            # Credit comes with steps: in the middle of one there is nothing to wake up for.
+            if since + wait_s > now:
+                formed.held_until.append(since + wait_s)
             return False
-        if pick.turn is Turn.PRIORITY and not self._preemptor.may_join(request, seats):
-            self.is_waiting_for_a_step = True
-            return False
-        return self._fits(seats, request)
+        return self._preemptor.may_join(request, seats)
 
     def _fits(self, seats: ExecutorSeats, request: Request) -> bool:
         """Whether its memory suffices beside what the others will hold when they hold the most."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.request import Request, State
-from controller.scheduler import Charge
 from executor.contract import Capacity, Key, Report, Submit
 from policies.contract import Limits
 
@@ -32,20 +31,26 @@ class SeatState(StrEnum):
 @dataclass(slots=True, eq=False)
 class Seat:
     """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for,
-    `charge` what its tier was charged. `began` is the number of tokens that it had before, `moved`
-    whether it got one since, and `left` what of its prompt is still to be prefilled; `trial` says
-    that it was there when an attempt failed, and that it has not moved since."""
+    `paid` what of them its tier was owed. `began` is the number of tokens that it had before,
+    `moved` whether it got one since, and `left` what of its prompt is still to be prefilled;
+    `trial` says that it was there when an attempt failed, and that it has not moved since."""
 
     request: Request
     attempt: int
     booked: int
-    charge: Charge
+    paid: float
     priority: int
     began: int
     trial: bool
     left: int
     moved: bool = False
     state: SeatState = SeatState.RUNNING
+
+    @property
+    def charged(self) -> int:
+        """Tokens that its tier was charged: not for a prompt that is computed once more."""
+        prompt = len(self.request.prompt)
+        return max(0, self.booked - prompt - self.began) + (prompt if self.attempt == 1 else 0)
 
     @property
     def key(self) -> Key:
@@ -161,7 +166,7 @@ class ExecutorSeats:
         """Whether a tier with a cap of `seats` (None: no cap) may take one more."""
         return seats is None or self.by_tier.get(tier, 0) < seats
 
-    def seat(self, request: Request, charge: Charge, *, priority: int) -> Submit:
+    def seat(self, request: Request, *, priority: int, paid: float) -> Submit:
         """Give a request a seat; answers the message that tells the executor."""
         request.attempt = attempt = request.attempt + 1
         request.state = State.RUNNING
@@ -171,7 +176,7 @@ class ExecutorSeats:
         prompt, tokens = request.prompt, request.tokens
         has = len(tokens)
         left = len(prompt) + has
-        seat = Seat(request, attempt, booked, charge, priority, has, trial, left)
+        seat = Seat(request, attempt, booked, paid, priority, has, trial, left)
         key = (request.id, attempt)
         self.seats[key] = self.prefilling[key] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1

@@ -105,8 +105,7 @@ class Lines:
     def firsts(self, count: int) -> list[Request]:
         """Who would be next if nobody were charged meanwhile; at most `count`."""
         found: list[Request] = []
-        lines = [line for line in self._lines.values() if line.waiting]
-        for line in sorted(lines, key=lambda line: line.counter):
+        for line in sorted(self.waiting(), key=lambda line: line.counter):
             found += line.firsts(count - len(found))
             if len(found) == count:
                 break
@@ -122,6 +121,13 @@ class Lines:
         line.counter += tokens
         if line.waiting and self._alone is None:
             self._note(line)
+
+    def waiting(self) -> list[Line]:
+        """The lines in which anybody waits."""
+        alone = self._alone
+        if alone is not None:
+            return [alone] if alone.waiting else []
+        return [line for line in self._lines.values() if line.waiting]
 
     def most_waiting(self) -> tuple[str, int]:
         """The client with most requests in its line, and how many."""

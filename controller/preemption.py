@@ -106,7 +106,7 @@ class Preemptor:
     ) -> None:
         """For each that waits and would be late: the next free seat, or a victim's."""
         head = queue.head()
-        if head is None or queue.next_due() is None:
+        if head is None or head.due == math.inf:
             return
         patient = self._patient.get((queue.tier.name, seats.name))
         if patient is not None and patient[0] is head and now < patient[1]:

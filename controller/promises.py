@@ -41,7 +41,7 @@ def appoint(request: Request, tier: Tier, need: Need) -> None:
     request.due = arrival + slack_s if slack_s > 0 else -math.inf
     if tier.order == "shortest":
         request.rank = need.whole_s + AGE_CREDIT * arrival
-    elif tier.order == "fcfs" or math.isinf(request.due):
+    elif tier.order == "fcfs" or request.due == math.inf:
         request.rank = arrival
     else:
         request.rank = request.due

@@ -38,6 +38,9 @@ class TierQueue:
         self._judge = judge
         self._places = count()
         self._late = Line(0)
+        # Where the earliest deadline goes first, who is late stands in front.
+        self._by_due = tier.order == "edf"
+        self._none_late_until = -math.inf
         # Who goes next, as far as that was asked since anything changed.
         self._head: Request | None = None
         self._dues: list[tuple[float, int, Request]] = []
@@ -195,22 +198,37 @@ class TierQueue:
     def too_late(self, now: float) -> list[Request]:
         """Those that can no longer meet the targets since lately: behind all others now, still in
         the queue."""
-        late = []
-        while (request := _first(self._dues)) is not None and request.due < now:
-            heapq.heappop(self._dues)
-            line = request.line
-            if not request.tokens and isinstance(line, Line) and line is not self._late:
-                line.leave(request)
-                request.rank = request.arrival
-                self._late.enter(request)
-                self._head = None
-                late.append(request)
+        late: list[Request] = []
+        if now <= self._none_late_until:
+            return late
+        if self._by_due:
+            earliest = math.inf
+            for line in self.lines.waiting():
+                while (head := line.first()) is not None and head.due < now and not head.tokens:
+                    line.leave(head)
+                    late.append(head)
+                if head is not None:
+                    earliest = min(earliest, max(now, head.due))
+            self._none_late_until = earliest
+        else:
+            while (one := _first(self._dues)) is not None and one.due < now:
+                heapq.heappop(self._dues)
+                if isinstance(one.line, Line) and one.line is not self._late and not one.tokens:
+                    one.line.leave(one)
+                    late.append(one)
+        for request in late:
+            request.rank = request.arrival
+            self._late.enter(request)
+            self._head = None
         return late
 
     def next_due(self) -> float | None:
         """The earliest `due` of those that can still meet the targets; None: nobody's matters."""
-        first = _first(self._dues)
-        return None if first is None else first.due
+        if not self._by_due:
+            first = _first(self._dues)
+            return None if first is None else first.due
+        heads = [head for line in self.lines.waiting() if (head := line.first()) is not None]
+        return min((head.due for head in heads if head.due < math.inf), default=None)
 
     def late(self, now: float) -> int:
         """How many wait that can no longer meet the targets: misses, although they have not
@@ -252,8 +270,11 @@ class TierQueue:
         self.tokens += request.work_tokens
         self.prompts += len(request.prompt)
         self.lines.enter(request)
-        if request.due < math.inf:
-            heapq.heappush(self._dues, (request.due, request.place, request))
+        if not self._by_due:
+            if request.due < math.inf:
+                heapq.heappush(self._dues, (request.due, request.place, request))
+        elif request.due < self._none_late_until:
+            self._none_late_until = request.due
         if request.start_by is not None:
             heapq.heappush(self._deadlines, (request.start_by, request.place, request))
         arrivals = self._arrivals

@@ -49,7 +49,8 @@ class Request:
     daemon, before parsing. `start_by` and `finish_by` are monotonic deadlines: past the first a
     request expires that waits and has no token yet, past the second a running one ends too.
     `expected_new_tokens` is how long the completion is thought to become where the client set no
-    bound of its own. `due` is the instant by which it has to begin to meet its tier's targets
+    bound of its own, and `work_tokens` prompt plus completion as far as that can be told: what it
+    will hold in KV memory. `due` is the instant by which it has to begin to meet its tier's targets
     (infinite: there is none); `rank` and then `place` order those of one client, and `line` is
     where in its queue it waits, the queue's own business. `tokens` is the
     completion so far and survives a preemption; `attempt` counts dispatches, `preemptions` the
@@ -68,6 +69,7 @@ class Request:
     start_by: float | None = None
     finish_by: float | None = None
     expected_new_tokens: int | None = None
+    work_tokens: int = field(init=False)
     place: int = 0
     rank: float = 0.0
     due: float = math.inf
@@ -85,11 +87,14 @@ class Request:
     outcome: Outcome | None = None
     reason: str = ""
 
-    @property
-    def work_tokens(self) -> int:
-        """Prompt plus completion as far as can be told before: what it will hold in KV memory."""
-        expected = self.expected_new_tokens
-        return len(self.prompt) + (self.max_new_tokens if expected is None else expected)
+    def __post_init__(self) -> None:
+        self.expect(self.expected_new_tokens)
+
+    def expect(self, new_tokens: int | None) -> None:
+        """How long the completion is thought to become; None: as long as it may."""
+        self.expected_new_tokens = new_tokens
+        new_tokens = self.max_new_tokens if new_tokens is None else new_tokens
+        self.work_tokens = len(self.prompt) + new_tokens
 
     @property
     def remaining_tokens(self) -> int:

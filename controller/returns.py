@@ -79,7 +79,9 @@ class Returns:
         """Correct what tier and client were charged by what was used."""
         request = seat.request
         used = len(request.prompt) + len(request.tokens)
-        self._scheduler.settle(request, seat.charge, unused=seat.booked - used)
+        self._scheduler.settle(
+            request, charged=seat.charged, unused=seat.booked - used, paid=seat.paid
+        )
 
     def _leave(self, seats: ExecutorSeats, request_id: str, attempt: int) -> Seat | None:
         """Free a seat; answers it if its request still went on."""
@@ -146,7 +148,7 @@ class Returns:
         if expected is not None and has >= expected:
             most = request.max_new_tokens
             known = self._lengths[request.tier].expected(has, at_most=most)
-            request.expected_new_tokens = min(most, has + 1) if known is None else known
+            request.expect(min(most, has + 1) if known is None else known)
 
 
 def _is_whole(request: Request) -> bool:

@@ -29,13 +29,6 @@ class Pick(NamedTuple):
     turn: Turn
 
 
-class Charge(NamedTuple):
-    """What an attempt was booked with: tokens, and how many of them its tier was owed."""
-
-    tokens: int
-    paid: float
-
-
 @dataclass(slots=True, eq=False)
 class _Account:
     """A tier's queue, what the tier is owed, in tokens, and the instant from which it starves:
@@ -113,9 +106,9 @@ class Scheduler:
             elif account.starves_at <= now:
                 self._may_starve = True
 
-    def charge(self, request: Request, now: float) -> Charge:
+    def charge(self, request: Request, now: float) -> float:
         """Book the tokens that a request may still come to on its tier and client; the tier has got
-        a seat.
+        a seat. Answers what was paid of them out of what the tier was owed, for `settle`.
 
         What is computed once more after a preemption is on nobody's account.
         """
@@ -127,19 +120,20 @@ class Scheduler:
         account.starves_at = now + account.patience_s
         tokens = prompt + new
         self._credit(tokens)
-        if account.owed <= 0:
-            return Charge(tokens, 0.0)
-        paid = min(account.owed, float(tokens))
-        account.owed -= paid
-        return Charge(tokens, paid)
+        owed = account.owed
+        if owed <= 0:
+            return 0.0
+        paid = owed if owed < tokens else float(tokens)
+        account.owed = owed - paid
+        return paid
 
-    def settle(self, request: Request, charge: Charge, *, unused: int) -> None:
-        """Correct a booking once it is known how many of its tokens were not used (negative: how
-        many more)."""
+    def settle(self, request: Request, *, charged: int, unused: int, paid: float) -> None:
+        """Correct a booking of `charged` tokens once it is known how many of them were not used
+        (negative: how many more)."""
         account = self._accounts[request.tier]
         account.queue.charge(request.client, -NEW_WEIGHT * unused)
-        if charge.tokens > 0 and unused > 0:
-            account.owed += charge.paid * unused / charge.tokens
+        if charged > 0 and unused > 0:
+            account.owed += paid * unused / charged
             self._credit(-unused)
 
     def progressed(self, tier: str, now: float) -> None:
