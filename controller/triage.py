@@ -40,22 +40,26 @@ class Triage:
         for queue in self._queues:
             if queue.timely() > 1 and queue.tier.order == "edf":
                 begun_s = self._forecast.prefill_s(queue.tier.priority)
-                waiting = queue.firsts_by_due(LOOK)
+                waiting = sorted(queue.firsts_by_due(LOOK), key=_wanted_by)
                 speed = self._forecast.ready()
                 queue.give_up(given_up(waiting, now + (lead_s + begun_s) / speed, speed=speed))
             lead_s += self._forecast.prompts_s(queue.prompts)
 
 
+def _wanted_by(request: Request) -> float:
+    """The instant by which its first token is wanted: it is due as long before as that takes."""
+    return request.due + request.first_s
+
+
 def given_up(waiting: Sequence[Request], start: float, *, speed: int) -> list[Request]:
-    """Who of those that wait, earliest deadline first, cannot all be kept; `speed` executors share
-    them, from the instant `start` on."""
+    """Who of those that wait, by the instants by which their first tokens are wanted, is given up so
+    that the others come in time; `speed` executors share them, from the instant `start` on."""
     kept: list[tuple[float, int, Request]] = []
     lost, at = [], start
     for request in waiting:
         heapq.heappush(kept, (-request.first_s, request.place, request))
         at += TURNS * request.first_s / speed
-        # It is due so much before its target as its first token takes.
-        if at > request.due + request.first_s:
+        if at > _wanted_by(request):
             longest_s, _, longest = heapq.heappop(kept)
             at += TURNS * longest_s / speed
             lost.append(longest)
