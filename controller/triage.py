@@ -52,7 +52,7 @@ def _wanted_by(request: Request) -> float:
 
 
 def given_up(waiting: Sequence[Request], start: float, *, speed: int) -> list[Request]:
-    """Who of those that wait, by the instants by which their first tokens are wanted, is given up so
+    """Who of those that wait, in order of when their first tokens are wanted, is given up so
     that the others come in time; `speed` executors share them, from the instant `start` on."""
     kept: list[tuple[float, int, Request]] = []
     lost, at = [], start
