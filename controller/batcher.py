@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from controller.admission import Admission
@@ -28,6 +27,7 @@ from controller.request import Outcome, Request, State
 from controller.returns import Returns
 from controller.scheduler import Scheduler
 from controller.tiers import Tier
+from controller.triage import Triage
 from executor.contract import Capacity, Key, Report, Submit, Tokens, Work
 from policies.contract import Limits
 
@@ -77,6 +77,7 @@ class Batcher:
             holder=Holder(hold, self.forecast, comers),
             audience=self._audience,
         )
+        self._triage = Triage(tuple(self.queues.values()), self.forecast)
         self._release: dict[str, list[Key]] = {}
         # Executors that are owed a message although nothing may be for them in it: the limits.
         self._owed_answer: set[str] = set()
@@ -285,11 +286,11 @@ class Batcher:
         for queue in waiting:
             for request in queue.expired(now):
                 self.cancel(request.id, now, Outcome.EXPIRED, "start_by")
-            late = queue.too_late(now)
+            queue.too_late(now)
             if queue.tier.late == "drop":
-                # A target that cannot be met at all would turn everybody away: those may wait.
-                for request in (one for one in late if one.due > -math.inf):
+                for request in queue.dropped(now):
                     self.cancel(request.id, now, Outcome.EXPIRED, "late")
+        self._triage.look(now)
         for request in self.book.overdue(now):
             self.cancel(request.id, now, Outcome.EXPIRED, "finish_by")
 

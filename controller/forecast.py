@@ -54,6 +54,27 @@ class Forecast:
         models = [self._estimate(name) for name in self._executors]
         return min((model.predict(1, 0) for model in models if model is not None), default=0.0)
 
+    def ready(self) -> int:
+        """How many executors share the work, at least 1."""
+        return max(1, sum([seats.ready for seats in self._executors.values()]))
+
+    def prompts_s(self, tokens: int) -> float:
+        """What an executor takes for so many tokens of prompts; 0 while nothing is known."""
+        for seats in self._executors.values():
+            if (model := self._estimate(seats.name)) is not None:
+                return model.d * tokens
+        return 0.0
+
+    def prefill_s(self, priority: int) -> float:
+        """What executors still have to prefill, in all, before a prompt of this priority."""
+        left = [
+            seat.left
+            for seats in self._executors.values()
+            for seat in seats.prefilling.values()
+            if seat.priority >= priority
+        ]
+        return self.prompts_s(sum(left))
+
     def need(self, request: Request) -> Need:
         """What a request takes from its dispatch on, beside those that run now."""
         for seats in self._executors.values():

@@ -173,7 +173,8 @@ class Former:
             return True
         pace, priority = self._paces[seats.name], self._queues[request.tier].tier.priority
         model = self._forecast.model(seats.name)
-        wait_s = pace.wait_s(seats, priority, model, late=request.due < now)
+        late = self._queues[request.tier].is_last(request)
+        wait_s = pace.wait_s(seats, priority, model, late=late)
         if wait_s > 0 and not seats.is_full_of_prompts(request, priority):
             reports, since = self._waits.get(seats.name, (-1, now))
             if reports != pace.reports:

@@ -38,6 +38,7 @@ def appoint(request: Request, tier: Tier, need: Need) -> None:
         slack_s = ttft_s - need.first_s
     if (e2e_s := targets.e2e_s) is not None:
         slack_s = min(slack_s, e2e_s - need.whole_s)
+    request.first_s = need.first_s
     request.due = arrival + slack_s if slack_s > 0 else -math.inf
     if tier.order == "shortest":
         request.rank = need.whole_s + AGE_CREDIT * arrival

@@ -6,7 +6,7 @@ import bisect
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from controller.errors import InvalidRequest, QueueFull
@@ -41,6 +41,7 @@ class TierQueue:
         # Where the earliest deadline goes first, who is late stands in front.
         self._by_due = tier.order == "edf"
         self._none_late_until = -math.inf
+        self._none_dropped_until = math.inf
         # Who goes next, as far as that was asked since anything changed.
         self._head: Request | None = None
         self._dues: list[tuple[float, int, Request]] = []
@@ -216,11 +217,49 @@ class TierQueue:
                 if isinstance(one.line, Line) and one.line is not self._late and not one.tokens:
                     one.line.leave(one)
                     late.append(one)
-        for request in late:
+        self._let_wait_last(late)
+        return late
+
+    def give_up(self, requests: Iterable[Request]) -> None:
+        """Let these wait behind all others, though they are not late yet."""
+        for request in requests:
+            line = request.line
+            assert isinstance(line, Line)
+            line.leave(request)
+            self._let_wait_last([request])
+
+    def dropped(self, now: float) -> list[Request]:
+        """Those behind all others whose time has come, still in the queue; not those whose target
+        could never be met: they would be everybody."""
+        if now <= self._none_dropped_until:
+            return []
+        last = self._late.firsts(self._late.waiting)
+        dues = [one.due for one in last if one.due >= now and not one.tokens]
+        self._none_dropped_until = min(dues, default=math.inf)
+        return [one for one in last if -math.inf < one.due < now and not one.tokens]
+
+    def _let_wait_last(self, requests: Iterable[Request]) -> None:
+        for request in requests:
             request.rank = request.arrival
             self._late.enter(request)
             self._head = None
-        return late
+            self._none_dropped_until = min(self._none_dropped_until, request.due)
+
+    def is_last(self, request: Request) -> bool:
+        """Whether a request waits behind all that can meet the targets."""
+        return request.line is self._late
+
+    def timely(self) -> int:
+        """How many wait that can still meet the targets."""
+        return self.waiting - self._late.waiting
+
+    def firsts_by_due(self, count: int) -> list[Request]:
+        """The `count` that are due first, whoever's they are."""
+        lines = self.lines.waiting()
+        if len(lines) == 1:
+            return lines[0].firsts(count)
+        every = [request for line in lines for request in line.firsts(count)]
+        return sorted(every, key=lambda one: (one.due, one.place))[:count]
 
     def next_due(self) -> float | None:
         """The earliest `due` of those that can still meet the targets; None: nobody's matters."""

@@ -51,11 +51,12 @@ class Request:
     `expected_new_tokens` is how long the completion is thought to become where the client set no
     bound of its own, and `work_tokens` prompt plus completion as far as that can be told: what it
     will hold in KV memory. `due` is the instant by which it has to begin to meet its tier's targets
-    (infinite: there is none); `rank` and then `place` order those of one client, and `line` is
-    where in its queue it waits, the queue's own business. `tokens` is the
-    completion so far and survives a preemption; `attempt` counts dispatches, `preemptions` the
-    seats that it gave up for others, `faults` the attempts that an executor gave back or lost,
-    and `suspects` how many of those that were with it then may be to blame, until it moves again.
+    (infinite: there is none), and `first_s` what its first token takes. `rank` and then `place`
+    order those of one client, and `line` is where in its queue it waits, the queue's own business.
+    `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
+    `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
+    back or lost, and `suspects` how many of those that were with it then may be to blame, until it
+    moves again.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Request:
     place: int = 0
     rank: float = 0.0
     due: float = math.inf
+    first_s: float = 0.0
     line: object = None
     tokens: list[int] = field(default_factory=list)
     attempt: int = 0

@@ -185,3 +185,17 @@ def assert_alike(real: Report, simulated: Report) -> None:
         tokens.request_id for tokens in simulated.tokens
     }
     assert real.stalled == []
+
+
+def test_a_higher_number_goes_first_whatever_engines_call_higher() -> None:
+    """Engines differ in the direction; ours is that of the configuration, on every executor."""
+    # Sorted as executors have them: 20 tokens of priority 2, then 30 of priority 1.
+    assert shares_by_priority([20, 30], 25, [2, 1]) == [20, 5]
+    for splits in (True, False):
+        simulation = Simulation(
+            SimulatedSettings(max_step_tokens=32, splits_prefill=splits, c_s=0.01)
+        )
+        for name, priority in (("low", 1), ("high", 2)):
+            simulation.begin([Submit(name, 1, [0] * 30, 30, 5, Sampling(), priority)])
+        _, report = simulation.next_step()
+        assert [tokens.request_id for tokens in report.tokens] == ["high"]
