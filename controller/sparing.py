@@ -41,16 +41,19 @@ class Sparing:
         """For each of this priority or a higher one that can still meet its inter-token target,
         seconds of pauses that it can bear until its end; least first."""
         step_s = model.predict(len(seats.seats), seats.context_tokens)
-        to_come = self._forecast.to_come
+        to_come, paced = self._forecast.to_come, self._paced
         slacks = []
         for seat in seats.seats.values():
             request = seat.request
-            paced, begun = self._paced.get(request.tier), request.times.first_token
-            if paced is None or begun is None or paced[0] < priority:
+            begun, bound = request.times.first_token, paced.get(request.tier)
+            if bound is None or begun is None or bound[0] < priority:
                 continue
-            itl_s = paced[1]
-            left = to_come(request)
-            slack_s = itl_s * (len(request.tokens) + left - 1) - (now - begun) - left * step_s
+            if request.expected_new_tokens is None:
+                has = len(request.tokens)
+                left = request.max_new_tokens - has
+            else:
+                has, left = len(request.tokens), to_come(request)
+            slack_s = bound[1] * (has + left - 1) - (now - begun) - left * step_s
             if slack_s >= 0:
                 slacks.append(slack_s)
         slacks.sort()
