@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -44,6 +45,8 @@ _MIDDLE_LOAD = 0.6
 _FLOOD_LOAD = 0.6
 _ONLINE_LOAD = 0.89
 _STARVING_SEEDS = REPORTED[:3]
+# One in a hundred is what is asked for: of 400 paid requests in a run, four.
+_FLOOD_SEEDS = range(1, 21)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,14 @@ class Evaluation:
             for stretch in (self.stretch, 2 * self.stretch)[: 1 + longer]:
                 there = replace(setting, stretch=stretch)
                 figures = report(there, chosen, self.play)
+                highest = at_most(there, self.config)
+                bound = highest / (figures[0].attainment() or math.nan)
                 yield Section(
                     f"{executor}, load {there.load:.2f}, {40 * stretch:g} minutes",
                     f"{OVERLOAD} times the {served:.2f} of which the best static limits with "
-                    f"*{unit.name}* still serve 90 % within target. With the executor to "
-                    f"itself, {at_most(there, self.config):.1%} of the requests would be in time.",
+                    f"*{unit.name}* still serve 90 % within target. Alone on the executor, "
+                    f"{highest:.1%} of the requests would be in time: {bound:.2f} times "
+                    f"*{fifo.name}*, more than anybody can come to.",
                     compared(figures),
                     [_ratio_holds(one, figures[0]) for one in figures if not one.side.fifo],
                 )
@@ -97,16 +103,17 @@ class Evaluation:
         for executor in executors:
             calm = Setting(executor, "steady", _FLOOD_LOAD, 1.0)
             chosen = [(side, Searcher(self.play).best(calm, side).contender)]
-            (before,) = report(calm, chosen, self.play)
-            (flood,) = report(replace(calm, workload="flood"), chosen, self.play)
+            (before,) = report(calm, chosen, self.play, seeds=_FLOOD_SEEDS)
+            flooded_ = replace(calm, workload="flood")
+            (flood,) = report(flooded_, chosen, self.play, seeds=_FLOOD_SEEDS)
             rows.append((executor, calm.load, before, flood))
             paid = flood.attainment("paid")
             if executor in self.executors:
                 words = f"paid attainment {paid:.2%} on {executor}, at least {PAID_LEAST:.0%}"
                 verdicts.append((paid >= PAID_LEAST, words))
         about = (
-            "Chat, ten minutes; limits are the best for it without the flood. E1, which runs whole "
-            "batches to their ends, is there for information."
+            f"Chat, ten minutes, {len(_FLOOD_SEEDS)} seeds; limits are the best for it without "
+            "a flood. E1, which runs whole batches to their ends, is there for information."
         )
         return Section("Tenfold free traffic for a minute", about, flooded(rows), verdicts)
 
