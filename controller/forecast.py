@@ -65,15 +65,16 @@ class Forecast:
                 return model.d * tokens
         return 0.0
 
-    def prefill_s(self, priority: int) -> float:
-        """What executors still have to prefill, in all, before a prompt of this priority."""
-        left = [
-            seat.left
-            for seats in self._executors.values()
-            for seat in seats.prefilling.values()
-            if seat.priority >= priority
-        ]
-        return self.prompts_s(sum(left))
+    def prompts_left(self, priority: int) -> int:
+        """Tokens that executors still have to prefill before a prompt of this priority."""
+        return sum(
+            [
+                seat.left
+                for seats in self._executors.values()
+                for seat in seats.prefilling.values()
+                if seat.priority >= priority
+            ]
+        )
 
     def need(self, request: Request) -> Need:
         """What a request takes from its dispatch on, beside those that run now."""

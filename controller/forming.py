@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controller.forecast import Forecast
 from controller.grouping import Company, padding
@@ -16,6 +17,7 @@ from controller.preemption import Preemptor
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.scheduler import Scheduler, Turn
+from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
 from controller.tiers import Tier
 from executor.contract import Submit
 from policies.contract import Limits
@@ -39,6 +41,10 @@ class _Batch:
     room: int
     members: list[Submit]
     company: Company | None
+    # How much of a pause those who run can bear, least first, by the priority of whom they bear;
+    # and what of it is spent already.
+    slacks_s: dict[int, list[float]] = field(default_factory=dict)
+    paused_s: float = 0.0
 
     def padding(self) -> float | None:
         """See `Dispatch`."""
@@ -67,6 +73,7 @@ class Former:
         self._forecast = forecast
         self._preemptor = preemptor
         self._paces = paces
+        self._sparing = Sparing([queue.tier for queue in queues.values()], forecast)
         self._holder = holder
         self._scheduler = scheduler
         self._executors = executors
@@ -131,7 +138,7 @@ class Former:
         if not seats.takes_prompt(request, priority) or (
             turn is Turn.PRIORITY
             and seats.seats
-            and not self._is_borne(seats, request, now, formed)
+            and not self._is_borne(batch, request, now, formed)
         ):
             self.is_waiting_for_a_step = True
             return False
@@ -165,17 +172,18 @@ class Former:
             return None
         return Company(self._queues, self._forecast, room)
 
-    def _is_borne(self, seats: ExecutorSeats, request: Request, now: float, formed: Formed) -> bool:
+    def _is_borne(self, batch: _Batch, request: Request, now: float, formed: Formed) -> bool:
         """Whether those who decode can afford another prompt, and then another row, beside them;
         else `formed` says when to ask again."""
+        seats, queue = batch.seats, self._queues[request.tier]
         assert seats.capacity is not None
-        if seats.capacity.runs_to_completion:
-            return True
-        pace, priority = self._paces[seats.name], self._queues[request.tier].tier.priority
         model = self._forecast.model(seats.name)
-        late = self._queues[request.tier].is_last(request)
-        wait_s = pace.wait_s(seats, priority, model, late=late)
-        if wait_s > 0 and not seats.is_full_of_prompts(request, priority):
+        if seats.capacity.runs_to_completion or model is None:
+            return True
+        pace, priority, last = self._paces[seats.name], queue.tier.priority, queue.is_last(request)
+        if seats.is_full_of_prompts(request, priority):
+            return True
+        if (wait_s := pace.wait_s(seats, priority, model, late=last)) > 0:
             reports, since = self._waits.get(seats.name, (-1, now))
             if reports != pace.reports:
                 self._waits[seats.name] = pace.reports, now
@@ -184,6 +192,17 @@ class Former:
             if since + wait_s > now:
                 formed.held_until.append(since + wait_s)
             return False
+        patient_until = can_wait_until(request, queue.tier, last=last)
+        pause = pause_s(request, model, seats.step_tokens)
+        if now < patient_until < math.inf:
+            slacks_s = batch.slacks_s.get(priority)
+            if slacks_s is None:
+                slacks_s = self._sparing.slacks_s(seats, priority, model, now=now)
+                batch.slacks_s[priority] = slacks_s
+            if would_doom(slacks_s, batch.paused_s, pause):
+                formed.held_until.append(patient_until)
+                return False
+        batch.paused_s += pause
         return self._preemptor.may_join(request, seats)
 
     def _fits(self, seats: ExecutorSeats, request: Request) -> bool:

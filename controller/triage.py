@@ -35,15 +35,15 @@ class Triage:
         """Let those who are given up wait behind the others of their tier."""
         if now < self._next:
             return
-        self._next = now + AGAIN_S
-        lead_s = 0.0
+        self._next, lead = now + AGAIN_S, 0
         for queue in self._queues:
             if queue.timely() > 1 and queue.tier.order == "edf":
-                begun_s = self._forecast.prefill_s(queue.tier.priority)
-                waiting = sorted(queue.firsts_by_due(LOOK), key=_wanted_by)
+                before = lead + self._forecast.prompts_left(queue.tier.priority)
                 speed = self._forecast.ready()
-                queue.give_up(given_up(waiting, now + (lead_s + begun_s) / speed, speed=speed))
-            lead_s += self._forecast.prompts_s(queue.prompts)
+                start = now + self._forecast.prompts_s(before) / speed
+                waiting = sorted(queue.firsts_by_due(LOOK), key=_wanted_by)
+                queue.give_up(given_up(waiting, start, speed=speed))
+            lead += queue.prompts
 
 
 def _wanted_by(request: Request) -> float:
