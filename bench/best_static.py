@@ -38,6 +38,11 @@ class Best:
     goodput: float
     attainment: float
 
+    def rank(self) -> tuple[float, int, int]:
+        """Higher is better. Of limits that are as good the widest: what never binds here is not to
+        bind where there is more traffic either."""
+        return self.goodput, self.contender.size or 0, self.contender.tokens or 0
+
 
 def limits(size: int, tokens: int, *, fifo: bool) -> Contender:
     """`static` with these limits, held for nobody."""
@@ -70,14 +75,14 @@ class Grid:
         pairs = [(size, budget) for size in SIZES for budget in tokens]
         like = replace(self._like, stretch=_SCREEN * self._like.stretch)
         goodput = self._play(like, pairs, self._seeds[:1])
-        best = sorted(goodput, key=lambda pair: -goodput[pair].goodput)
+        best = sorted(goodput, key=lambda pair: goodput[pair].rank(), reverse=True)
         return best[:kept]
 
     def look(self, pairs: Sequence[Pair]) -> Best:
         """The best of all that was played in full, these included."""
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
         self._known |= self._play(self._like, new, self._seeds)
-        return max(self._known.values(), key=lambda best: best.goodput)
+        return max(self._known.values(), key=Best.rank)
 
     def finer(self, best: Best) -> list[Pair]:
         """The neighbours of a pair, nearer than the grid's."""

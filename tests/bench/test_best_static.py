@@ -61,3 +61,8 @@ def test_only_the_most_promising_of_the_grid_are_played_in_full() -> None:
     best_static(LIKE, fifo=True, splits=True, run=run)
     kept = {(48, 512), (48, 256), (48, 1024)}
     assert full == kept | {(34, 512), (67, 512), (48, 358), (48, 717)}
+
+
+def test_of_limits_that_are_as_good_the_widest_are_taken() -> None:
+    best = best_static(LIKE, fifo=True, splits=False, run=lambda cases: [(1.0, 1.0)] * len(cases))
+    assert best.contender.size == 269
