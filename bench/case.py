@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from controller.core import build_core
 from controller.hold import HoldRule
 from controller.tiers import Tier
 from executor.contract import SimulatedSettings
-from policies.registry import problems
+from policies.registry import TYPES, problems
 
 
 class BadContender(ValueError):
@@ -53,6 +54,8 @@ class Contender:
         the limits at the start, or `queue=fifo`, `hold=fixed`. Raises BadContender."""
         # `module:Class` has a colon of its own.
         head, _, rest = text.rpartition(":")
+        if head in TYPES and "=" not in rest:
+            raise BadContender(f"policy {text!r}: {rest!r} should be KEY=VALUE")
         if "=" not in rest:
             head, rest = text, ""
         words: dict[str, Any] = {}
@@ -77,9 +80,18 @@ class Contender:
         for key, value in (("B", size), ("T", tokens)):
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise BadContender(f"policy {text!r}: {key} should be a number from 1, not {value}")
+        if wait_s is not None and not _is_wait(wait_s):
+            raise BadContender(f"policy {text!r}: W should be seconds from 0, not {wait_s}")
+        if size is not None and tokens is not None and tokens < size:
+            raise BadContender(f"policy {text!r}: T={tokens} is below B={size}: each needs a token")
         if wrong := problems(head, words):
-            raise BadContender(f"policy {text!r}: {'; '.join(message for _, message in wrong)}")
+            told = "; ".join(f"{key}: {message}" if key else message for key, message in wrong)
+            raise BadContender(f"policy {text!r}: {told}; limits are B, T, W, and queue, hold")
         return cls(text, head, words, size, tokens, wait_s, queue == "fifo", hold)
+
+
+def _is_wait(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 @dataclass(frozen=True, slots=True)

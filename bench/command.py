@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -60,6 +61,13 @@ def simulate(
 ) -> None:
     """Play traffic against policies in virtual time and compare them."""
     begun = time.perf_counter()
+    _check_numbers({"--load": load, "--minutes": minutes, "--stretch": stretch})
+    _check_numbers({"--jitter": jitter}, least_is_fine=True)
+    if workload in WORKLOADS and (minutes is not None or jitter):
+        _fail("--minutes and --jitter are for traces; a named workload has --stretch")
+    for path in (json, plot_):
+        if path is not None and not path.absolute().parent.is_dir():
+            _fail(f"{path}: there is no folder {path.absolute().parent}")
     try:
         loaded = load_config(config, env=os.environ, overrides=_pairs(set_ or ()))
         contenders = [Contender.parse(text) for text in policy or [loaded.control.policy.type]]
@@ -109,6 +117,15 @@ def simulate(
             plot(results, plot_)
         except ImportError:
             _fail("--plot needs matplotlib: install headway[plots]")
+
+
+def _check_numbers(given: Mapping[str, float | None], *, least_is_fine: bool = False) -> None:
+    """Stop at the first that is no number above 0 (or from 0 on)."""
+    for option, value in given.items():
+        if value is not None and not (0 < value < math.inf or (least_is_fine and value == 0)):
+            _fail(
+                f"{option}: {value:g} should be a number {'from' if least_is_fine else 'above'} 0"
+            )
 
 
 def _check_trace(workload: str) -> None:

@@ -96,14 +96,11 @@ class Admission:
         """Raises ContextLengthExceeded when no executor could ever hold the request."""
         prompt = len(request.prompt)
         need = prompt + request.max_new_tokens
-        most = longest = 0
-        for seats in self._executors.values():
-            if (capacity := seats.capacity) is not None:
-                holds = min(capacity.max_context_tokens, capacity.kv_tokens)
-                whole = holds if capacity.splits_prefill else capacity.max_step_tokens
-                if need <= holds and prompt <= whole:
-                    return
-                most, longest = max(most, holds), max(longest, whole)
+        if any(seats.can_ever_hold(request) for seats in self._executors.values()):
+            return
+        ready = [s.capacity for s in self._executors.values() if s.capacity is not None]
+        most = max((min(one.max_context_tokens, one.kv_tokens) for one in ready), default=0)
+        longest = max((one.max_step_tokens for one in ready), default=0)
         if most and need > most:
             raise ContextLengthExceeded(
                 f"the prompt has {prompt} tokens and up to {request.max_new_tokens} "

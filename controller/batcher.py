@@ -31,6 +31,9 @@ from controller.triage import Triage
 from executor.contract import Capacity, Key, Report, Submit, Tokens, Work
 from policies.contract import Limits
 
+# Timers tell milliseconds, and who is dropped does not mind one.
+DROP_LATER_S = 0.001
+
 
 class Batcher:
     """Tier queues, scheduler and the ledger of what runs, behind one door.
@@ -245,7 +248,11 @@ class Batcher:
             for name in told
         }
         bounds = [*formed.held_until, look_at, self.book.next_finish()]
-        bounds += [queue.next_deadline() for queue in waiting]
+        for queue in waiting:
+            bounds.append(queue.next_deadline())
+            # Late is who has passed it, so it is looked at just after.
+            if queue.tier.late == "drop" and (drop_at := queue.next_drop()) is not None:
+                bounds.append(max(drop_at, now) + DROP_LATER_S)
         wake_at = min((bound for bound in bounds if bound is not None), default=None)
         return Plan(work, self.book.take_ended(), tuple(formed.dispatches), wake_at)
 

@@ -118,7 +118,7 @@ class Forecast:
         holdings, known = [], 0
         for key, seat in seats.seats.items():
             has = _has(seat.request)
-            known += has if seat.moved else 0
+            known += has - seat.left
             if key not in without:
                 holdings.append((self.to_come(seat.request), has))
         has = _has(request)
@@ -133,7 +133,7 @@ class Forecast:
         ends, holdings, known = [], [], 0
         for key, seat in seats.seats.items():
             has, to_come = _has(seat.request), self.to_come(seat.request)
-            known += has if seat.moved else 0
+            known += has - seat.left
             holdings.append(((to_come, has), key))
             if seat.state is SeatState.RUNNING:
                 ends.append((to_come, key))

@@ -208,6 +208,8 @@ class Former:
     def _fits(self, seats: ExecutorSeats, request: Request) -> bool:
         """Whether its memory suffices beside what the others will hold when they hold the most."""
         assert seats.capacity is not None
+        if not seats.can_ever_hold(request):
+            return False
         if not seats.seats:
             return True
         in_all = seats.capacity.kv_tokens
@@ -218,7 +220,10 @@ class Former:
         if seats.too_large is request:
             return False
         fits = self._forecast.fits(seats, request, without=frozenset())
-        seats.too_large = None if fits else request
+        if fits:
+            seats.too_large = None
+        else:
+            seats.note_too_large(request)
         return fits
 
 

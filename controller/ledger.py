@@ -17,6 +17,9 @@ PROMPT_STEPS = 2
 # A prompt of so many steps is long: nobody waits for the whole of it.
 LONG_STEPS = 16
 
+# What somebody was refused for want of memory is looked at again after so many steps at the latest.
+TOO_LARGE_STEPS = 32
+
 
 class SeatState(StrEnum):
     """A seat is running until its request ends otherwise than by the executor's own word, or has
@@ -87,8 +90,9 @@ class ExecutorSeats:
     kv_tokens: int | None = None
     prompt_tokens: int = 0
     trials: int = 0
-    # Who did not fit into memory when last somebody looked; None once somebody left.
+    # Who did not fit into memory when last somebody looked, and how many steps that is good for.
     too_large: Request | None = None
+    too_large_steps: int = 0
     seats: dict[tuple[str, int], Seat] = field(default_factory=dict)
     prefilling: dict[tuple[str, int], Seat] = field(default_factory=dict)
     by_tier: dict[str, int] = field(default_factory=dict)
@@ -212,6 +216,7 @@ class ExecutorSeats:
     def note_moved(self, seat: Seat) -> None:
         """An attempt got its first token, or will never get one."""
         seat.moved = True
+        self.too_large = None
         del self.prefilling[seat.request.id, seat.attempt]
         # Prefixes that were cached were never computed: what was left is known to be nothing.
         self.prompt_tokens -= seat.left
@@ -220,9 +225,27 @@ class ExecutorSeats:
             seat.trial = False
             self.trials -= 1
 
+    def note_too_large(self, request: Request) -> None:
+        """Somebody does not fit beside those that run, which changes little until somebody leaves,
+        or a prompt is done."""
+        self.too_large, self.too_large_steps = request, TOO_LARGE_STEPS
+
+    def can_ever_hold(self, request: Request) -> bool:
+        """Whether an executor like this could hold the request if it were alone."""
+        capacity = self.capacity
+        if capacity is None:
+            return False
+        prompt = len(request.prompt)
+        holds = min(capacity.max_context_tokens, capacity.kv_tokens)
+        whole = holds if capacity.splits_prefill else capacity.max_step_tokens
+        return prompt + request.max_new_tokens <= holds and prompt <= whole
+
     def note_step(self, report: Report) -> None:
         """Keep what the last step says about the next."""
         self.kv_tokens = report.kv_tokens
+        self.too_large_steps -= report.steps
+        if self.too_large_steps <= 0:
+            self.too_large = None
         if (sample := report.sample) is None:
             return
         self.context_tokens = sample.context_tokens

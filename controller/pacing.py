@@ -21,6 +21,9 @@ MARGIN = 0.9
 # A bucket holds so many tokens' time. More helps those who wait in a burst, and hurts the mean of
 # completions that are hardly longer.
 BURST_TOKENS = 24
+# The closer steps alone come to the target, the less a pause helps, and the longer it would be: a
+# bucket fills by at least this part of the target with each step that only decodes.
+LEAST_GAIN = 0.2
 
 
 class Pace:
@@ -46,8 +49,11 @@ class Pace:
         for name, _, itl_s in self._tiers:
             full = BURST_TOKENS * itl_s
             if seats.by_tier.get(name):
-                credit = self._credit[name] + tokens * itl_s - sample.duration_s
-                self._credit[name] = min(full, credit)
+                gained = tokens * itl_s - sample.duration_s
+                if gained > 0 and not sample.prefill_tokens:
+                    gained = max(gained, tokens * LEAST_GAIN * itl_s)
+                # What one long step has cost cannot be made up for by any pause.
+                self._credit[name] = max(-full, min(full, self._credit[name] + gained))
             else:
                 self._credit[name] = full
 
@@ -74,5 +80,6 @@ class Pace:
                 step_s = model.predict(len(seats.seats), seats.context_tokens)
                 # Where steps alone are too slow, no pause between prompts would help.
                 if step_s < itl_s:
-                    wait_s = max(wait_s, math.ceil(lacks_s / (itl_s - step_s)) * step_s)
+                    gain_s = max(itl_s - step_s, LEAST_GAIN * itl_s)
+                    wait_s = max(wait_s, math.ceil(lacks_s / gain_s) * step_s)
         return wait_s

@@ -243,7 +243,8 @@ class TierQueue:
             request.rank = request.arrival
             self._late.enter(request)
             self._head = None
-            self._none_dropped_until = min(self._none_dropped_until, request.due)
+            if request.due > -math.inf:
+                self._none_dropped_until = min(self._none_dropped_until, request.due)
 
     def is_last(self, request: Request) -> bool:
         """Whether a request waits behind all that can meet the targets."""
@@ -260,6 +261,12 @@ class TierQueue:
             return lines[0].firsts(count)
         every = [request for line in lines for request in line.firsts(count)]
         return sorted(every, key=lambda one: (one.due, one.place))[:count]
+
+    def next_drop(self) -> float | None:
+        """The instant until which `dropped` will have nobody; None: nobody is known."""
+        due = self._none_late_until if self._by_due else self.next_due()
+        until = self._none_dropped_until if due is None else min(self._none_dropped_until, due)
+        return until if abs(until) < math.inf else None
 
     def next_due(self) -> float | None:
         """The earliest `due` of those that can still meet the targets; None: nobody's matters."""

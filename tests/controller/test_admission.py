@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from controller.errors import ContextLengthExceeded, Infeasible, QueueFull, Shed
 from controller.request import Outcome
-from controller.tiers import Targets, Tier
+from controller.tiers import Order, Targets, Tier
 from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity, model
 
 SMALL = (
@@ -209,6 +209,15 @@ class TestLateness:
         # Its first token takes half a second: 4.5 s is the last call.
         stage.poll(4.51)
         assert stage.outcome(free) == (Outcome.EXPIRED, "late")
+
+    @pytest.mark.parametrize("order", ["edf", "fcfs"])
+    def test_the_plan_says_when_somebody_is_to_be_dropped(self, order: Order) -> None:
+        tiers = (PAID, Tier("free", 1, Targets(ttft_s=5.0), late="drop", order=order))
+        stage = busy(tiers=tiers)
+        stage.arrive("free")
+        plan = stage.poll()
+        assert plan.wake_at == pytest.approx(5.001)
+        assert stage.poll(plan.wake_at).ended[0].reason == "late"
 
     def test_elsewhere_it_goes_last_in_its_tier_oldest_first(self) -> None:
         stage = busy(tiers=(PAID, FREE))

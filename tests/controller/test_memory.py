@@ -96,6 +96,51 @@ def test_what_blocks_hold_beyond_their_tokens_counts() -> None:
     assert "r1" in stage.ids()
 
 
+def test_a_prompt_in_prefill_is_not_counted_twice() -> None:
+    stage = Stage.build(size=4, ready=capacity(kv_tokens=1000))
+    stage.arrive(prompt=600, new=200)
+    stage.poll(0.0)
+    stage.report(sample=StepSample(0.1, 1, 0, 0, 512, 0), kv_tokens=512)
+    # 512 of the 600 are in memory already: 800 at most, and room for 70 more.
+    stage.arrive(prompt=20, new=50, expected=50)
+    stage.poll(0.1)
+    assert stage.ids() == ["r0", "r1"]
+
+
+def test_who_did_not_fit_is_looked_at_again_when_a_prompt_is_done_and_after_some_steps() -> None:
+    stage = Stage.build(size=4, ready=capacity(kv_tokens=1000))
+    stage.arrive(prompt=600, new=200, expected=200)
+    stage.poll(0.0)
+    # Blocks of which nobody knew what they are for.
+    stage.report(kv_tokens=1000)
+    stage.arrive(prompt=20, new=50, expected=50)
+    stage.poll(0.1)
+    assert stage.ids() == ["r0"]
+    stage.report(tokens=[("r0", 0, [1])], kv_tokens=600)
+    stage.poll(0.2)
+    assert stage.ids() == ["r0", "r1"]
+    stage.arrive(prompt=20, new=50, expected=50)
+    stage.report(kv_tokens=1000)
+    stage.poll(0.3)
+    assert stage.ids() == ["r0", "r1"]
+    for _ in range(32):
+        stage.report(kv_tokens=600)
+    stage.poll(0.4)
+    assert stage.ids() == ["r0", "r1", "r2"]
+
+
+def test_of_unlike_executors_each_gets_only_what_it_could_hold() -> None:
+    stage = Stage.build(executors=("small", "big"), size=8)
+    stage.start("small", capacity(kv_tokens=300, max_context_tokens=300))
+    stage.start("big", capacity(kv_tokens=20_000, max_context_tokens=8000))
+    for _ in range(6):
+        stage.arrive("offline", prompt=600, new=50)
+    stage.arrive("offline", prompt=100, new=50)
+    stage.poll(0.0)
+    assert len(stage.ids("big")) >= 6
+    assert "r0" not in stage.ids("small")
+
+
 class TestLengths:
     def test_few_completions_say_nothing(self) -> None:
         history = LengthHistory()

@@ -144,3 +144,34 @@ def test_between_two_steps_nobody_is_woken_again_for_a_pace_that_only_steps_chan
     assert first is not None
     again = stage.poll(first).wake_at
     assert again is None or again > first + 1.0
+
+
+def test_one_long_step_does_not_keep_seats_free_for_long_after_it() -> None:
+    stage = decoding("paid")
+    prefilled(stage, 30.0)
+    stage.arrive("paid", prompt=10)
+    steps = 0
+    while "r1" not in stage.ids():
+        decoded(stage, 1)
+        steps += 1
+        stage.poll(0.1 + steps * 0.001)
+    # A whole bucket at 50 ms a step.
+    assert steps == pytest.approx(FULL_S / (TARGET_S - 0.04), abs=1)
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.08, 0.0899, 0.0901])
+def test_however_near_to_the_target_steps_are_a_free_seat_is_taken_in_time(step_s: float) -> None:
+    stage = Stage.build(size=64, model=model(a=step_s, d=0.001))
+    stage.arrive("paid", new=1000)
+    stage.poll(0.0)
+    stage.report(tokens=[("r0", 0, [1])], sample=StepSample(step_s, 1, 0, 0, 10, 100))
+    prefilled(stage, 30.0)
+    stage.now = 0.0
+    stage.arrive("free", prompt=10)
+    now = 0.0
+    while "r1" not in stage.ids():
+        stage.report(sample=StepSample(step_s, 1, 1, 0, 0, 0))
+        now += step_s
+        stage.poll(now)
+    # From empty to full, at a fifth of the target with each step at the least.
+    assert now <= 2 * FULL_S / (0.2 * TARGET_S) * step_s + 0.5
