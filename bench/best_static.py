@@ -87,7 +87,8 @@ class Grid:
     def finer(self, best: Best) -> list[Pair]:
         """The neighbours of a pair, nearer than the grid's."""
         size, budget = best.contender.size or 1, best.contender.tokens or 1
-        near = [(round(size * factor), budget) for factor in _FINER]
+        seats = min(settings.max_seqs for settings in self._like.executors.values())
+        near = [(min(seats, round(size * factor)), budget) for factor in _FINER]
         if self._splits:
             near += [(size, round(budget * factor)) for factor in _FINER]
         return near

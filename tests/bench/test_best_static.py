@@ -36,7 +36,7 @@ def test_where_prompts_are_not_split_t_is_left_wide() -> None:
         return [(float(case.contender.size or 0), 1.0) for case in cases]
 
     best = best_static(LIKE, fifo=False, splits=False, run=run)
-    assert (best.contender.size, best.contender.tokens) == (269, 2048)
+    assert (best.contender.size, best.contender.tokens) == (256, 2048)
 
 
 def test_the_load_that_is_still_served_is_found_by_halving() -> None:
@@ -65,4 +65,4 @@ def test_only_the_most_promising_of_the_grid_are_played_in_full() -> None:
 
 def test_of_limits_that_are_as_good_the_widest_are_taken() -> None:
     best = best_static(LIKE, fifo=True, splits=False, run=lambda cases: [(1.0, 1.0)] * len(cases))
-    assert best.contender.size == 269
+    assert best.contender.size == 256
