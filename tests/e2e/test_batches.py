@@ -22,7 +22,10 @@ async def test_of_every_batch_why_how_deep_how_old_how_long_held_and_how_padded(
     """One that is held alone, one that fills up behind it, and the rest at once."""
     limits = {"max_batch_size": 3, "max_batch_tokens": 2048, "wait_timeout": "50ms"}
     executors = [STEADY | {"runs_to_completion": True}]
-    daemon = start(settings(limits=limits, executors=executors)).listening()
+    # Held whether or not company is likely, so that the test knows for how long.
+    control = {"policy": {"type": "static"}, "interval": "50ms", "hold": "fixed"}
+    config = settings(limits=limits, executors=executors, control=control)
+    daemon = start(config).listening()
     async with daemon.client() as client:
         await client.ready()
         first = asyncio.create_task(client.ask(tokens=100))

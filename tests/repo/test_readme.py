@@ -108,8 +108,14 @@ def test_serve_is_shown_with_options_and_files_that_exist() -> None:
         assert value == "DIR" or (ROOT / value).is_file()
 
 
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("headway simulate")])
+def test_simulations_are_played(command: str) -> None:
+    words = shlex.split(command)
+    assert "goodput, req/s" in run([str(BIN / words[0]), *words[1:]])
+
+
 def test_no_other_kind_of_command_is_shown() -> None:
-    tested = ("make ", "curl ", "headway check ", "headway serve ")
+    tested = ("make ", "curl ", "headway check ", "headway serve ", "headway simulate ")
     assert [c for c in commands() if not c.startswith(tested)] == []
 
 
