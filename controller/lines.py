@@ -15,6 +15,8 @@ from controller.request import Request
 
 PROMPT_WEIGHT = 1
 NEW_WEIGHT = 2
+# Of so many times as are wanted, sorting all (a sorted list is a heap) is quicker than popping.
+SORTED_FIRSTS = 8
 
 
 class Line:
@@ -60,11 +62,19 @@ class Line:
         if count == 1:
             first = self.first()
             return [] if first is None else [first]
-        heap, popped = self.heap, []
         found: list[Request] = []
+        if len(self.heap) <= SORTED_FIRSTS * count:
+            self.heap.sort()
+            for entry in self.heap:
+                # One that left and came back may stand here twice.
+                if entry[2].line is self and (not found or found[-1] is not entry[2]):
+                    found.append(entry[2])
+                    if len(found) == count:
+                        break
+            return found
+        heap, popped = self.heap, []
         while heap and len(found) < count:
             entry = heapq.heappop(heap)
-            # One that left and came back may stand here twice.
             if entry[2].line is self and (not found or found[-1] is not entry[2]):
                 found.append(entry[2])
                 popped.append(entry)
