@@ -84,8 +84,8 @@ class Batcher:
         self._release: dict[str, list[Key]] = {}
         # Executors that are owed a message although nothing may be for them in it: the limits.
         self._owed_answer: set[str] = set()
-        # Whether a step was done that somebody was waiting for.
-        self._is_stirred = False
+        # Executors that know that their steps are waited for.
+        self._awaited: set[str] = set()
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -199,8 +199,9 @@ class Batcher:
             tell(seats, report, now)
         seats.note_step(report)
         self._paces[executor].stepped(seats, report)
-        if self._former.is_waiting_for_a_step:
-            self._is_stirred = True
+        if executor in self._awaited or self._former.waiting_for_steps:
+            # It gives the answer a moment, so there is one, whatever it says.
+            self._owed_answer.add(executor)
         streamed = []
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
@@ -234,15 +235,16 @@ class Batcher:
 
     def poll(self, now: float) -> Plan:
         """Expire, dispatch, and answer what is to be done."""
-        self._is_stirred = False
         waiting = [queue for queue in self.queues.values() if queue.waiting]
         self._expire(waiting, now)
         self.scheduler.note_waiting(now)
         formed = self._former.form(now, draining=self.admission.draining)
         look_at = self._preempt(now) if waiting else None
         release, self._release = self._release, {}
-        told = {*formed.submit, *release, *self._owed_answer}
+        awaited = self._former.waiting_for_steps
+        told = {*formed.submit, *release, *self._owed_answer, *(awaited - self._awaited)}
         self._owed_answer.clear()
+        self._awaited = (self._awaited - told) | (awaited & told)
         work = {
             name: self._work(name, formed.submit.get(name, []), release.get(name, []))
             for name in told
@@ -258,7 +260,7 @@ class Batcher:
 
     def has_news(self) -> bool:
         """Whether a poll would have more to say than the one before, time aside."""
-        return bool(self._owed_answer or self._release or self._is_stirred or self.book.has_ended())
+        return bool(self._owed_answer or self._release or self.book.has_ended())
 
     def queued(self) -> int:
         """How many requests wait, over all tiers."""
@@ -314,4 +316,5 @@ class Batcher:
 
     def _work(self, name: str, submit: list[Submit], release: list[Key]) -> Work:
         seats = self.executors[name]
-        return Work(seats.epoch, seats.step_tokens, submit, release)
+        wait = name in self._awaited
+        return Work(seats.epoch, seats.step_tokens, submit, release, wait)

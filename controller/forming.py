@@ -78,15 +78,15 @@ class Former:
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
-        # Whether seats were left free that the next report of a step may let somebody take.
-        self.is_waiting_for_a_step = False
+        # Executors whose seats were left free, and whose next step may let somebody take them.
+        self.waiting_for_steps: set[str] = set()
         self._waits: dict[str, tuple[int, float]] = {}
         self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
 
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""
         formed = Formed({}, [], [])
-        self.is_waiting_for_a_step = False
+        self.waiting_for_steps.clear()
         waiting = [queue for queue in self._queues.values() if queue.waiting]
         if not waiting:
             return formed
@@ -140,14 +140,14 @@ class Former:
             and seats.seats
             and not self._is_borne(batch, request, now, formed)
         ):
-            self.is_waiting_for_a_step = True
+            self.waiting_for_steps.add(seats.name)
             return False
         if batch.company is not None:
             request = batch.company.instead_of(request, now)
         # Of those who were there at a failure half go at a time, and nobody beside them: so the one
         # that is to blame is found, and fails alone.
         if seats.trials and seats.trials >= max(1, request.suspects // 2):
-            self.is_waiting_for_a_step = True
+            self.waiting_for_steps.add(seats.name)
             return False
         # Nobody overtakes a request that waits for memory: small ones would starve a large one.
         if not self._fits(seats, request):

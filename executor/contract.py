@@ -117,12 +117,14 @@ class Work(msgspec.Struct, frozen=True, tag="work"):
     """Daemon to executor: what to begin, what to let go, and the limits from the next step on.
 
     The executor starts everything in `submit` at once: the seats were counted by the daemon.
+    `wait`: somebody waits for what the next steps say, so give the answer to each a moment.
     """
 
     epoch: int
     max_batch_tokens: int
     submit: list[Submit] = []
     release: list[Key] = []
+    wait: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

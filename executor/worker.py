@@ -98,13 +98,15 @@ def load(channel: Channel[ToExecutor], engine: Engine) -> None:
 def serve(channel: Channel[ToExecutor], engine: Engine, messages: list[ToExecutor]) -> None:
     """Apply, step, report, until told to stop. Raises Disconnected.
 
-    `messages` came before the first look. Waits only where there is nothing to step, or where a
-    seat has just been freed.
+    `messages` came before the first look. Waits only where there is nothing to step, and a moment
+    where a seat has just been freed or the daemon said that it waits for steps.
     """
+    is_awaited = False
     while True:
         for message in messages:
             if isinstance(message, Work):
                 engine.apply(message)
+                is_awaited = message.wait
             elif isinstance(message, Fault):
                 inject(engine, message)
             elif isinstance(message, Stop):
@@ -114,7 +116,7 @@ def serve(channel: Channel[ToExecutor], engine: Engine, messages: list[ToExecuto
         if engine.has_work():
             report = engine.step()
             channel.send(report)
-            wait_ms = ANSWER_WAIT_MS if _freed_a_seat(report) else 0
+            wait_ms = ANSWER_WAIT_MS if is_awaited or _freed_a_seat(report) else 0
             messages = channel.receive(wait_ms if engine.has_work() else None)
         else:
             messages = channel.receive(None)
