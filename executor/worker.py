@@ -36,8 +36,8 @@ from executor.engine import Engine
 from executor.wire import Channel, Disconnected, WireError
 
 # How long a freed seat waits for the daemon's answer. Without it the seat idles for a step; the
-# daemon answers within a fraction of this.
-ANSWER_WAIT_MS = 1
+# daemon answers within a millisecond or two, also on a slow machine.
+ANSWER_WAIT_MS = 3
 
 ENGINES = MappingProxyType(
     {
