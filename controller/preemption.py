@@ -256,8 +256,3 @@ def _may_go(seat: Seat) -> bool:
     if request.preemptions >= MAX_PREEMPTIONS:
         return False
     return len(request.tokens) - seat.began >= SETTLE_TOKENS
-
-
-def _held(seat: Seat) -> int:
-    """Tokens of KV that a sequence has, and that would have to be computed again."""
-    return len(seat.request.prompt) + len(seat.request.tokens)

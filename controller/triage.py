@@ -41,7 +41,9 @@ class Triage:
                 before = lead + self._forecast.prompts_left(queue.tier.priority)
                 speed = self._forecast.ready()
                 start = now + self._forecast.prompts_s(before) / speed
-                waiting = sorted(queue.firsts_by_due(LOOK), key=_wanted_by)
+                # Who has begun has met that target, and keeps the place that it had.
+                fresh = [one for one in queue.firsts_by_due(LOOK) if not one.tokens]
+                waiting = sorted(fresh, key=_wanted_by)
                 queue.give_up(given_up(waiting, start, speed=speed))
             lead += queue.prompts
 

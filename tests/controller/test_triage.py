@@ -97,3 +97,16 @@ def test_while_there_is_time_for_all_nobody_is_given_up() -> None:
         stage.arrive("paid", prompt=size)
     stage.poll(0.1)
     assert stage.batcher.queues["paid"].late(0.1) == 0
+
+
+def test_one_that_has_begun_keeps_its_place() -> None:
+    stage = Stage.build(size=1, tiers=(PAID,), model=model(a=0.01, d=0.001))
+    begun = stage.arrive("paid", prompt=400, new=1000)
+    stage.poll(0.0)
+    stage.report(tokens=[("r0", 0, [1])])
+    for _ in range(8):
+        stage.arrive("paid", prompt=50)
+    stage.lose(back_at=0.2)
+    stage.poll(0.1)
+    assert stage.batcher.queues["paid"].head() is begun
+    assert not stage.batcher.queues["paid"].is_last(begun)
