@@ -34,8 +34,8 @@ class Forecast:
         self._executors = executors
         self._estimate = estimate
         self._lengths = lengths
-        # The model, how many run, their context, then: a step with one more, and tokens in a step.
-        self._beside: tuple[StepEstimate | None, int, int, float, int] = (None, 0, 0, 0.0, 1)
+        # The model, how many run, their context, tokens in a step; then: a step with one more.
+        self._beside: tuple[StepEstimate | None, int, int, int, float] = (None, 0, 0, 1, 0.0)
 
     def model(self, executor: str) -> StepEstimate | None:
         """The step model of one executor."""
@@ -85,10 +85,10 @@ class Forecast:
             return NOTHING_KNOWN
         prompt, rows = len(request.prompt), len(seats.seats)
         # Asked for every request that comes: the running ones change less often.
-        if self._beside[:3] != (model, rows, seats.context_tokens):
-            step_s = model.predict(rows + 1, seats.context_tokens)
-            self._beside = (model, rows, seats.context_tokens, step_s, seats.step_tokens)
-        step_s, chunk = self._beside[3] + model.b * prompt, self._beside[4] - rows
+        context, tokens = seats.context_tokens, seats.step_tokens
+        if self._beside[:4] != (model, rows, context, tokens):
+            self._beside = (model, rows, context, tokens, model.predict(rows + 1, context))
+        step_s, chunk = self._beside[4] + model.b * prompt, tokens - rows
         if not seats.capacity.splits_prefill:
             first_s = model.a + prompt * (model.d + model.e * prompt)
         elif prompt <= chunk:

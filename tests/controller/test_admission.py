@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from controller.errors import ContextLengthExceeded, Infeasible, QueueFull, Shed
 from controller.request import Outcome
 from controller.tiers import Order, Targets, Tier
+from policies.contract import Limits
 from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity, model
 
 SMALL = (
@@ -267,3 +268,11 @@ class TestLateness:
         stage.now = 0.0
         early = stage.arrive("paid", new=2)
         assert stage.batcher.queues["paid"].firsts(1) == [early]
+
+    def test_what_a_prompt_takes_follows_the_limit_of_a_step(self) -> None:
+        stage = busy(tiers=(PAID,), model=model(a=0.01), tokens=1001)
+        # One step, beside the one that runs.
+        assert stage.arrive("paid", prompt=1000).due == pytest.approx(1.0 - 0.01)
+        stage.batcher.set_limits("default", Limits(1, 101, 0.0), 1)
+        # Now ten steps of a hundred.
+        assert stage.arrive("paid", prompt=1000).due == pytest.approx(1.0 - 0.1)
