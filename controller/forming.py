@@ -20,7 +20,7 @@ from controller.scheduler import Scheduler, Turn
 from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
 from controller.tiers import Tier
 from executor.contract import Submit
-from policies.contract import Limits
+from policies.contract import Limits, StepEstimate
 
 
 @dataclass(slots=True)
@@ -41,6 +41,8 @@ class _Batch:
     room: int
     members: list[Submit]
     company: Company | None
+    # Of its steps; None where nothing is known, or nobody decodes beside those that are seated.
+    model: StepEstimate | None
     # How much of a pause those who run can bear, least first, by the priority of whom they bear;
     # and what of it is spent already.
     slacks_s: dict[int, list[float]] = field(default_factory=dict)
@@ -120,8 +122,14 @@ class Former:
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
             else:
-                batches.append(_Batch(seats, verdict, room, [], self._company(seats, room)))
+                batches.append(self._batch(seats, verdict, room))
         return batches
+
+    def _batch(self, seats: ExecutorSeats, verdict: Hold, room: int) -> _Batch:
+        assert seats.capacity is not None
+        alone = seats.capacity.runs_to_completion
+        model = None if alone else self._forecast.model(seats.name)
+        return _Batch(seats, verdict, room, [], self._company(seats, room), model)
 
     def _seat_next(self, batch: _Batch, now: float, formed: Formed) -> bool:
         seats = batch.seats
@@ -134,11 +142,13 @@ class Former:
         if pick is None:
             return False
         request, turn = pick
-        priority = self._queues[request.tier].tier.priority
+        queue = self._queues[request.tier]
+        priority = queue.tier.priority
         if not seats.takes_prompt(request, priority) or (
             turn is Turn.PRIORITY
+            and batch.model is not None
             and seats.seats
-            and not self._is_borne(batch, request, now, formed)
+            and not self._is_borne(batch, request, queue, now, formed)
         ):
             self.waiting_for_steps.add(seats.name)
             return False
@@ -152,7 +162,7 @@ class Former:
         # Nobody overtakes a request that waits for memory: small ones would starve a large one.
         if not self._fits(seats, request):
             return False
-        self._queues[request.tier].take(request)
+        queue.take(request)
         paid = self._scheduler.charge(request, now)
         batch.members.append(seats.seat(request, priority=priority, paid=paid))
         if request.times.dispatched is None:
@@ -172,17 +182,16 @@ class Former:
             return None
         return Company(self._queues, self._forecast, room)
 
-    def _is_borne(self, batch: _Batch, request: Request, now: float, formed: Formed) -> bool:
+    def _is_borne(
+        self, batch: _Batch, request: Request, queue: TierQueue, now: float, formed: Formed
+    ) -> bool:
         """Whether those who decode can afford another prompt, and then another row, beside them;
         else `formed` says when to ask again."""
-        seats, queue = batch.seats, self._queues[request.tier]
-        assert seats.capacity is not None
-        model = self._forecast.model(seats.name)
-        if seats.capacity.runs_to_completion or model is None:
-            return True
-        pace, priority, last = self._paces[seats.name], queue.tier.priority, queue.is_last(request)
+        seats, model, priority = batch.seats, batch.model, queue.tier.priority
+        assert model is not None
         if seats.is_full_of_prompts(request, priority):
             return True
+        pace, last = self._paces[seats.name], queue.is_last(request)
         if (wait_s := pace.wait_s(seats, priority, model, late=last)) > 0:
             reports, since = self._waits.get(seats.name, (-1, now))
             if reports != pace.reports:
@@ -192,14 +201,14 @@ class Former:
             if since + wait_s > now:
                 formed.held_until.append(since + wait_s)
             return False
-        patient_until = can_wait_until(request, queue.tier, last=last)
         pause = pause_s(request, model, seats.step_tokens)
-        if now < patient_until < math.inf:
-            slacks_s = batch.slacks_s.get(priority)
-            if slacks_s is None:
-                slacks_s = self._sparing.slacks_s(seats, priority, model, now=now)
-                batch.slacks_s[priority] = slacks_s
-            if would_doom(slacks_s, batch.paused_s, pause):
+        slacks_s = batch.slacks_s.get(priority)
+        if slacks_s is None:
+            slacks_s = self._sparing.slacks_s(seats, priority, model, now=now)
+            batch.slacks_s[priority] = slacks_s
+        if slacks_s and would_doom(slacks_s, batch.paused_s, pause):
+            patient_until = can_wait_until(request, queue.tier, last=last)
+            if now < patient_until < math.inf:
                 formed.held_until.append(patient_until)
                 return False
         batch.paused_s += pause
@@ -210,11 +219,10 @@ class Former:
         assert seats.capacity is not None
         if not seats.can_ever_hold(request):
             return False
-        if not seats.seats:
-            return True
-        in_all = seats.capacity.kv_tokens
         bounded = not seats.unbounded and request.expected_new_tokens is None
-        if bounded and seats.reserved_tokens + request.work_tokens <= in_all:
+        if bounded and seats.reserved_tokens + request.work_tokens <= seats.capacity.kv_tokens:
+            return True
+        if not seats.seats:
             return True
         # What somebody will hold in the end changes little until somebody leaves.
         if seats.too_large is request:

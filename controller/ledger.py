@@ -67,7 +67,8 @@ class ExecutorSeats:
 
     `free_since` is the instant from which it could take a request without a break until now, and
     None while it can not. `size_limit` is how many sequences it may hold, the limit within its
-    capacity, and `step_tokens` how many tokens a step may, never fewer than that.
+    capacity, and `step_tokens` how many tokens a step may, never fewer than that. `most_tokens` is
+    the longest that one sequence may become there, alone, and `most_prompt` its longest prompt.
     `reserved_tokens` is the KV memory that its requests may come to, and
     `unbounded` how many of them may come to more than is reserved. `context_tokens` were read in
     the last step and `kv_tokens` held after it, as it said; `prompt_tokens` are still to be
@@ -84,6 +85,8 @@ class ExecutorSeats:
     free_since: float | None = None
     size_limit: int = 0
     step_tokens: int = 0
+    most_tokens: int = 0
+    most_prompt: int = 0
     reserved_tokens: int = 0
     unbounded: int = 0
     context_tokens: int = 0
@@ -112,10 +115,12 @@ class ExecutorSeats:
             self.capacity = capacity
         # Asked for every seat that is given away, so reckoned only where it may change.
         self.step_tokens = self.limits.max_batch_tokens
-        if self.capacity is not None:
-            self.size_limit = min(self.limits.max_batch_size, self.capacity.max_seqs)
-            within = min(self.limits.max_batch_tokens, self.capacity.max_step_tokens)
+        if (has := self.capacity) is not None:
+            self.size_limit = min(self.limits.max_batch_size, has.max_seqs)
+            within = min(self.limits.max_batch_tokens, has.max_step_tokens)
             self.step_tokens = max(within, self.size_limit)
+            self.most_tokens = min(has.max_context_tokens, has.kv_tokens)
+            self.most_prompt = self.most_tokens if has.splits_prefill else has.max_step_tokens
 
     def room(self) -> int:
         """How many more sequences it can take now: none while a batch runs to completion."""
@@ -232,13 +237,8 @@ class ExecutorSeats:
 
     def can_ever_hold(self, request: Request) -> bool:
         """Whether an executor like this could hold the request if it were alone."""
-        capacity = self.capacity
-        if capacity is None:
-            return False
         prompt = len(request.prompt)
-        holds = min(capacity.max_context_tokens, capacity.kv_tokens)
-        whole = holds if capacity.splits_prefill else capacity.max_step_tokens
-        return prompt + request.max_new_tokens <= holds and prompt <= whole
+        return prompt <= self.most_prompt and prompt + request.max_new_tokens <= self.most_tokens
 
     def note_step(self, report: Report) -> None:
         """Keep what the last step says about the next."""
@@ -273,6 +273,6 @@ class ExecutorSeats:
         self.prompt_tokens = self.trials = 0
         self.too_large = self.kv_tokens = None
         self.capacity = None
-        self.size_limit = 0
+        self.size_limit = self.most_tokens = self.most_prompt = 0
         self.free_since = None
         return seats

@@ -10,76 +10,79 @@ corrected at the end: with many requests in flight, charging token by token woul
 from __future__ import annotations
 
 import heapq
+from bisect import insort
+from itertools import islice
 
 from controller.request import Request
 
 PROMPT_WEIGHT = 1
 NEW_WEIGHT = 2
-# Of so many times as are wanted, sorting all (a sorted list is a heap) is quicker than popping.
-SORTED_FIRSTS = 8
+# So many more than wait may stand in a line before it is rid of those that left.
+_STALE = 64
 
 
 class Line:
-    """The waiting requests of one client, by `rank`, then `place`. Those that left stay in the heap
-    until they come to its top: what waits here has `request.line is self`."""
+    """The waiting requests of one client, by `rank`, then `place`. Those that left stay where they
+    stood until their turn comes: what waits here has `request.line is self`.
 
-    __slots__ = ("counter", "heap", "order", "waiting")
+    A sorted list: nearly all come at its end and go from its front, and to go through it in order
+    costs nothing, where a heap of ten thousand is sifted for each.
+    """
+
+    __slots__ = ("_begin", "_entries", "counter", "order", "waiting")
 
     def __init__(self, order: int) -> None:
         """`order` tells lines of equal counters apart."""
         self.order = order
-        self.heap: list[tuple[float, int, Request]] = []
         self.counter = 0.0
         self.waiting = 0
+        self._entries: list[tuple[float, int, Request]] = []
+        # Before this index nobody waits any more.
+        self._begin = 0
 
     def enter(self, request: Request) -> None:
         """Wait here."""
         request.line = self
         self.waiting += 1
-        heapq.heappush(self.heap, (request.rank, request.place, request))
+        entry, entries = (request.rank, request.place, request), self._entries
+        if not entries or entry > entries[-1]:
+            entries.append(entry)
+        else:
+            insort(entries, entry, lo=self._begin)
 
     def leave(self, request: Request) -> None:
         """Wait here no more."""
         request.line = None
         self.waiting -= 1
-        heap = self.heap
-        if len(heap) > 2 * self.waiting + 64:
-            heap[:] = [entry for entry in heap if entry[2].line is self]
-            heapq.heapify(heap)
+        entries = self._entries
+        if len(entries) > 2 * self.waiting + _STALE:
+            del entries[: self._begin]
+            self._begin = 0
+            if len(entries) > 2 * self.waiting + _STALE // 2:
+                # One that left and came back may stand here twice.
+                kept = dict.fromkeys(entry for entry in entries if entry[2].line is self)
+                self._entries = list(kept)
 
     def first(self) -> Request | None:
         """Who is next here."""
-        heap = self.heap
-        while heap:
-            request = heap[0][2]
+        entries, at = self._entries, self._begin
+        while at < len(entries):
+            request = entries[at][2]
             if request.line is self:
+                self._begin = at
                 return request
-            heapq.heappop(heap)
+            at += 1
+        self._begin = at
         return None
 
     def firsts(self, count: int) -> list[Request]:
         """The next `count`, in order, left where they are."""
-        if count == 1:
-            first = self.first()
-            return [] if first is None else [first]
         found: list[Request] = []
-        if len(self.heap) <= SORTED_FIRSTS * count:
-            self.heap.sort()
-            for entry in self.heap:
-                # One that left and came back may stand here twice.
-                if entry[2].line is self and (not found or found[-1] is not entry[2]):
-                    found.append(entry[2])
-                    if len(found) == count:
-                        break
-            return found
-        heap, popped = self.heap, []
-        while heap and len(found) < count:
-            entry = heapq.heappop(heap)
-            if entry[2].line is self and (not found or found[-1] is not entry[2]):
-                found.append(entry[2])
-                popped.append(entry)
-        for entry in popped:
-            heapq.heappush(heap, entry)
+        for _, _, request in islice(self._entries, self._begin, None):
+            if len(found) == count:
+                break
+            if request.line is self and (not found or found[-1] is not request):
+                found.append(request)
         return found
 
 
@@ -109,11 +112,13 @@ class Lines:
         line = self._alone or self._first_line()
         if line is None or not line.waiting:
             return None
-        request = line.heap[0][2]
-        return request if request.line is line else line.first()
+        return line.first()
 
     def firsts(self, count: int) -> list[Request]:
         """Who would be next if nobody were charged meanwhile; at most `count`."""
+        if count == 1:
+            first = self.first()
+            return [] if first is None else [first]
         found: list[Request] = []
         for line in sorted(self.waiting(), key=lambda line: line.counter):
             found += line.firsts(count - len(found))
@@ -126,11 +131,17 @@ class Lines:
         line = self._lines.get(client)
         if line is None:
             return
-        if tokens > 0:
-            self._last = max(self._last, line.counter)
-        line.counter += tokens
-        if line.waiting and self._alone is None:
-            self._note(line)
+        counter = line.counter
+        if tokens > 0 and counter > self._last:
+            self._last = counter
+        line.counter = counter + tokens
+        if self._alone is None and line.waiting:
+            least = self._least
+            if least and least[0][2] is line and least[0][0] == counter:
+                # It had its turn: quicker than one more entry, and one that is stale.
+                heapq.heapreplace(least, (line.counter, line.order, line))
+            else:
+                self._note(line)
 
     def waiting(self) -> list[Line]:
         """The lines in which anybody waits."""

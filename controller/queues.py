@@ -47,7 +47,6 @@ class TierQueue:
         self._dues: list[tuple[float, int, Request]] = []
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals: deque[Request] = deque()
-        self._sizes: dict[str, int] = {}
         # How many have left since the heaps were last rid of those who left.
         self._gone = 0
 
@@ -101,7 +100,7 @@ class TierQueue:
 
     def places_of(self, request: Request) -> Places:
         """What a waiting request takes up."""
-        return Places(1, request.work_tokens, self._sizes.get(request.id, 0))
+        return Places(1, request.work_tokens, request.size)
 
     def of_the_greediest(self, client: str, over: Places) -> list[Request]:
         """The newest of the client who has most waiting here, as many as free so many places; none
@@ -132,9 +131,7 @@ class TierQueue:
         held.requests -= 1
         held.tokens -= tokens
         held.size -= size
-        if size:
-            self._sizes[request.id] = size
-            self.size += size
+        request.size = size
         request.place = next(self._places)
         appoint(request, self.tier, self._judge(request))
         self._enter(request)
@@ -168,8 +165,9 @@ class TierQueue:
         self.waiting -= 1
         self.tokens -= request.work_tokens
         self.prompts -= len(request.prompt)
-        if self._sizes and (size := self._sizes.pop(request.id, 0)):
-            self.size -= size
+        if request.size:
+            self.size -= request.size
+            request.size = 0
         arrivals = self._arrivals
         while arrivals and arrivals[0].line is None:
             arrivals.popleft()
@@ -314,6 +312,7 @@ class TierQueue:
         self._head = None
         self.waiting += 1
         self.tokens += request.work_tokens
+        self.size += request.size
         self.prompts += len(request.prompt)
         self.lines.enter(request)
         if not self._by_due:

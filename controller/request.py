@@ -53,6 +53,7 @@ class Request:
     will hold in KV memory. `due` is the instant by which it has to begin to meet its tier's targets
     (infinite: there is none), and `first_s` what its first token takes. `rank` and then `place`
     order those of one client, and `line` is where in its queue it waits, the queue's own business.
+    `size` is the bytes that it takes up in its queue, the first time.
     `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
     `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
     back or lost, and `suspects` how many of those that were with it then may be to blame, until it
@@ -72,6 +73,7 @@ class Request:
     expected_new_tokens: int | None = None
     work_tokens: int = field(init=False)
     place: int = 0
+    size: int = 0
     rank: float = 0.0
     due: float = math.inf
     first_s: float = 0.0

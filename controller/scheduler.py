@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from controller.lines import NEW_WEIGHT, PROMPT_WEIGHT
 from controller.queues import TierQueue
@@ -22,11 +21,8 @@ class Turn(StrEnum):
     PRIORITY = "priority"
 
 
-class Pick(NamedTuple):
-    """Who goes next, and why."""
-
-    request: Request
-    turn: Turn
+# Who goes next, and why. A plain tuple: one is made for every seat.
+Pick = tuple[Request, Turn]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +73,7 @@ class Scheduler:
         if self._may_starve and (starved := self._starved(now, may_take)) is not None:
             head, turn = starved.head(), Turn.STARVED
             assert head is not None
-            return Pick(head, turn)
+            return head, turn
         turn, most_owed = Turn.SHARE, 0.0
         for account in self._sharing:
             queue = account.queue
@@ -92,7 +88,7 @@ class Scheduler:
                 if queue.waiting and (may_take is None or may_take(queue.tier)):
                     head = queue.head()
                     break
-        return None if head is None else Pick(head, turn)
+        return None if head is None else (head, turn)
 
     def note_waiting(self, now: float) -> None:
         """Start the patience of tiers that begin to wait, and forget what idle ones were owed: at
@@ -113,18 +109,19 @@ class Scheduler:
         What is computed once more after a preemption is on nobody's account.
         """
         account, prompt = self._accounts[request.tier], len(request.prompt)
-        new = max(0, request.work_tokens - prompt - len(request.tokens))
+        new = request.work_tokens - prompt - len(request.tokens)
+        if new < 0:
+            new = 0
         if request.attempt:
             prompt = 0
         account.queue.charge(request.client, PROMPT_WEIGHT * prompt + NEW_WEIGHT * new)
         account.starves_at = now + account.patience_s
         tokens = prompt + new
         self._credit(tokens)
-        owed = account.owed
-        if owed <= 0:
+        if not account.owed:
             return 0.0
-        paid = owed if owed < tokens else float(tokens)
-        account.owed = owed - paid
+        paid = min(account.owed, float(tokens))
+        account.owed -= paid
         return paid
 
     def settle(self, request: Request, *, charged: int, unused: int, paid: float) -> None:
@@ -160,4 +157,5 @@ class Scheduler:
     def _credit(self, tokens: int) -> None:
         for account in self._sharing:
             if account.queue.waiting:
-                account.owed = max(0.0, account.owed + account.share * tokens)
+                owed = account.owed + account.share * tokens
+                account.owed = owed if owed > 0 else 0.0

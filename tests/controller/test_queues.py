@@ -126,5 +126,5 @@ def test_a_queue_that_empties_keeps_nothing_of_what_went_through() -> None:
         one = request(str(i), float(i), start_by=1e9)
         wait(line, one)
         line.take(one)
-    heaps = (line._dues, line._deadlines, line._arrivals, line.lines._lines["c"].heap)
+    heaps = (line._dues, line._deadlines, line._arrivals, line.lines._lines["c"]._entries)
     assert max(len(heap) for heap in heaps) < 200

@@ -74,17 +74,18 @@ class Turns(RuleBasedStateMachine):
         if pick is None:
             return None
         self.picks += 1
-        name = pick.request.tier
-        assert pick.request is queues[name].head()
+        request, turn = pick
+        name = request.tier
+        assert request is queues[name].head()
         starved = [tier for tier, over in patience.items() if over >= 0]
         if starved:
-            assert pick.turn is Turn.STARVED
+            assert turn is Turn.STARVED
             assert patience[name] == max(patience.values())
-        elif pick.turn is Turn.SHARE:
-            assert owed[name] >= pick.request.work_tokens
+        elif turn is Turn.SHARE:
+            assert owed[name] >= request.work_tokens
         else:
             # No inversion beyond that: nobody of a higher tier waits.
-            assert pick.turn is Turn.PRIORITY
+            assert turn is Turn.PRIORITY
             assert all(RANK[tier] <= RANK[name] for tier in waiting)
         return pick
 
