@@ -2,6 +2,7 @@
 
 `python -m bench.agreement` starts `headway serve` with a simulated executor for twenty seconds a
 seed, sends it what the simulator plays too, and compares medians as the daemon itself booked them.
+What HTTP and the two processes add is measured of requests that are alone, and told the simulator.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from controller.config import Config
 from controller.config_executors import SimulatedExecutor
 from controller.config_load import load
 from controller.core import build_core
-from executor.contract import SimulatedSettings
+from executor.contract import SimulatedSettings, StepSample
+from executor.simulation import step_time_s
 
 # Steps of 5 to 20 ms, prompts in chunks: fast enough for hundreds of requests in the time.
 CONFIG: Mapping[str, Any] = {
@@ -57,6 +59,9 @@ CONFIG: Mapping[str, Any] = {
 LENGTHS = Lengths("short", 150, 0.8, 50, 0.7, 800, 200)
 # Requests per second: busy most of the time, and nobody waits for long. Above 23 a queue builds up.
 RATE = 17.0
+# Requests that are alone, of so many tokens, after all others: the median of what each takes more
+# than its step.
+ALONE, ALONE_PROMPT = 25, 50
 _TIERS = {"paid": "priority", "free": "default", "offline": "flex"}
 _ADDRESS = re.compile(r"listens on (http://\S+)")
 READY_TRIES = 200
@@ -72,13 +77,27 @@ class Medians:
     requests: int
 
 
-def simulated(config: Config, workload: Workload, seed: int) -> Medians:
-    """What the simulator says."""
-    executors = {
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the daemon booked under load, and what it takes of a request that is alone beyond the
+    step that computes it."""
+
+    medians: Medians
+    gateway_s: float
+
+
+def settings_of(config: Config) -> dict[str, SimulatedSettings]:
+    """The simulated executors of a configuration, by name."""
+    return {
         executor.name: msgspec.convert(executor.settings(), SimulatedSettings)
         for executor in config.executors
         if isinstance(executor, SimulatedExecutor)
     }
+
+
+def simulated(config: Config, workload: Workload, seed: int, *, gateway_s: float) -> Medians:
+    """What the simulator says, where a request waits `gateway_s` after its arrival."""
+    executors = settings_of(config)
     journal, tiers = Journal(), config.tier_list()
     core = build_core(
         tiers,
@@ -91,7 +110,8 @@ def simulated(config: Config, workload: Workload, seed: int) -> Medians:
         stopwatch=lambda: 0.0,
     )
     by_name = {tier.name: tier for tier in tiers}
-    Simulator(core, executors, by_name, workload, journal, Rules(), seed).run()
+    rules = Rules(gateway_s=gateway_s)
+    Simulator(core, executors, by_name, workload, journal, rules, seed).run()
     done = [fate for fate in journal.fates if fate.first_s is not None]
     return Medians(
         statistics.median((fate.first_s or 0.0) - fate.arrival_s for fate in done),
@@ -124,7 +144,7 @@ def daemon(path: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-async def served(url: str, workload: Workload) -> Medians:
+async def served(url: str, workload: Workload, settings: SimulatedSettings) -> Served:
     """What the daemon says, told every request at its time."""
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
         for _ in range(READY_TRIES):
@@ -142,11 +162,29 @@ async def served(url: str, workload: Workload) -> Medians:
                 for arrival in workload.arrivals
             ]
         views = [await _json(session, f"/admin/requests/{task.result()}") for task in asked]
-    return Medians(
-        statistics.median(view["queue_s"] + view["hold_s"] + view["prefill_s"] for view in views),
-        statistics.median(view["total_s"] for view in views),
-        len(views),
-    )
+        medians = Medians(
+            statistics.median(map(_ttft_s, views)),
+            statistics.median(view["total_s"] for view in views),
+            len(views),
+        )
+        return Served(medians, await _gateway_s(session, model, settings))
+
+
+async def _gateway_s(
+    session: aiohttp.ClientSession, model: str, settings: SimulatedSettings
+) -> float:
+    """What a request that is alone takes to its first token, beyond the step and any hold."""
+    step = StepSample(0.0, 1, 0, 0, ALONE_PROMPT, ALONE_PROMPT**2)
+    took_s = []
+    for _ in range(ALONE):
+        asked = await _ask(session, model, Arrival(0.0, "paid", ALONE_PROMPT, 1), 0.0)
+        view = await _json(session, f"/admin/requests/{asked}")
+        took_s.append(_ttft_s(view) - view["hold_s"])
+    return max(0.0, statistics.median(took_s) - step_time_s(settings, step))
+
+
+def _ttft_s(view: Mapping[str, Any]) -> float:
+    return float(view["queue_s"] + view["hold_s"] + view["prefill_s"])
 
 
 async def _json(session: aiohttp.ClientSession, path: str) -> Any:
@@ -173,16 +211,18 @@ async def _ask(session: aiohttp.ClientSession, model: str, arrival: Arrival, at:
         return found[1].decode()
 
 
-def compare(seed: int, seconds: float, *, rate: float = RATE) -> tuple[Medians, Medians]:
+def compare(seed: int, seconds: float, *, rate: float = RATE) -> tuple[Served, Medians]:
     """Daemon and simulator on the same arrivals, `rate` a second for so many seconds."""
     made = arrivals([Phase(seconds, rate, LENGTHS)], seed)
     workload = Workload("agreement", seconds, tuple(made))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "headway.yaml"
         path.write_text(yaml.safe_dump(dict(CONFIG)))
+        config = load(path, env={})
+        (settings,) = settings_of(config).values()
         with daemon(path) as url:
-            real = asyncio.run(served(url, workload))
-        return real, simulated(load(path, env={}), workload, seed)
+            real = asyncio.run(served(url, workload, settings))
+        return real, simulated(config, workload, seed, gateway_s=real.gateway_s)
 
 
 def off_by(pairs: Sequence[tuple[Medians, Medians]]) -> tuple[float, float]:
@@ -203,10 +243,11 @@ def main() -> None:
     pairs = []
     for seed in range(1, args.seeds + 1):
         real, ours = compare(seed, args.seconds, rate=args.rate)
-        pairs.append((real, ours))
+        pairs.append((real.medians, ours))
         print(
-            f"seed {seed}: {real.requests} requests; TTFT {real.ttft_s * 1e3:.1f} ms, simulated "
-            f"{ours.ttft_s * 1e3:.1f}; E2E {real.e2e_s * 1e3:.0f} ms, simulated "
+            f"seed {seed}: {real.medians.requests} requests, {real.gateway_s * 1e3:.1f} ms each of "
+            f"HTTP and messages; TTFT {real.medians.ttft_s * 1e3:.1f} ms, simulated "
+            f"{ours.ttft_s * 1e3:.1f}; E2E {real.medians.e2e_s * 1e3:.0f} ms, simulated "
             f"{ours.e2e_s * 1e3:.0f}",
             flush=True,
         )

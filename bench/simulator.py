@@ -42,6 +42,8 @@ class Rules:
 
     The run goes on for `drain_s` after the workload's end, so that what came late can end.
     `expected_new_tokens` is how long a completion without `max_tokens` is thought to become.
+    `gateway_s` is what a request takes from its arrival at the daemon until it waits: HTTP, reading
+    it, counting its tokens.
     `leap` False takes every step by itself even where no policy looks: slow, and the same.
     """
 
@@ -49,6 +51,7 @@ class Rules:
     drain_s: float = 60.0
     fifo: bool = False
     expected_new_tokens: int = 256
+    gateway_s: float = 0.0
     leap: bool = True
 
 
@@ -199,7 +202,7 @@ class Simulator:
             prompt=self._prompt(arrival.prompt),
             max_new_tokens=asked,
             sampling=_SAMPLING,
-            arrival=arrival.time_s,
+            arrival=arrival.time_s - self.rules.gateway_s,
             arrived_at=arrival.time_s,
             start_by=None if tier.start_within_s is None else now + tier.start_within_s,
             finish_by=None if tier.finish_within_s is None else now + tier.finish_within_s,
