@@ -180,7 +180,7 @@ async def _gateway_s(
         asked = await _ask(session, model, Arrival(0.0, "paid", ALONE_PROMPT, 1), 0.0)
         view = await _json(session, f"/admin/requests/{asked}")
         took_s.append(_ttft_s(view) - view["hold_s"])
-    return max(0.0, statistics.median(took_s) - step_time_s(settings, step))
+    return max(0.0, float(statistics.median(took_s)) - step_time_s(settings, step))
 
 
 def _ttft_s(view: Mapping[str, Any]) -> float:
