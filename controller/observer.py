@@ -43,6 +43,7 @@ class Observer(Listener):
     def __init__(self, tiers: Iterable[Tier], executors: Iterable[str], *, started: float) -> None:
         self.tiers = {tier.name: TierRecord(tier, started) for tier in tiers}
         self.executors = {name: ExecutorRecord(started) for name in executors}
+        self.started = started
         self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}
 
@@ -77,10 +78,11 @@ class Observer(Listener):
 
     def dispatched(self, request: Request, now: float) -> None:
         if request.attempt == 1:
-            waits = self.tiers[request.tier].waits(now)
-            waits.dispatched += 1
-            waits.queue_s += now - request.arrival - request.hold_s
-            waits.hold_s += request.hold_s
+            passing = self.tiers[request.tier].passing(now)
+            passing.dispatched += 1
+            passing.prompt_tokens += len(request.prompt)
+            passing.queue_s += now - request.arrival - request.hold_s
+            passing.hold_s += request.hold_s
 
     def first_token(self, request: Request, now: float) -> None:
         record = self.tiers[request.tier]
@@ -89,9 +91,9 @@ class Observer(Listener):
         record.metrics["ttft"].add(ttft_s, now, epoch=request.epoch or 0, target=target)
         self._marks[request.id] = _Mark(len(request.tokens), now)
         assert request.times.dispatched is not None
-        waits = record.waits(now)
-        waits.begun += 1
-        waits.prefill_s += now - request.times.dispatched
+        passing = record.passing(now)
+        passing.begun += 1
+        passing.prefill_s += now - request.times.dispatched
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         record = self.executors[seats.name]
@@ -122,6 +124,10 @@ class Observer(Listener):
             e2e_s = now - request.arrival
             target = record.targets.get("e2e")
             record.metrics["e2e"].add(e2e_s, now, epoch=request.epoch or 0, target=target)
+            passing = record.passing(now)
+            passing.finished += 1
+            passing.new_tokens += len(request.tokens)
+            passing.met += _met(request, record.tier, e2e_s=e2e_s)
         elif ended.outcome in _FOR_CAPACITY:
             began = request.times.first_token is not None
             for metric in record.targets:
@@ -142,3 +148,12 @@ class Observer(Listener):
             target = record.targets.get("itl")
             record.metrics["itl"].add(mean_s, now, epoch=epoch, target=target)
             mark.tokens, mark.at = tokens, last
+
+
+def _met(request: Request, tier: Tier, *, e2e_s: float) -> bool:
+    """Whether a request that finished met every target of its tier."""
+    first, last, gaps = request.times.first_token, request.times.last_token, len(request.tokens) - 1
+    if first is None or last is None:
+        return tier.targets.met(ttft_s=e2e_s, itl_s=0.0, e2e_s=e2e_s)
+    itl_s = (last - first) / gaps if gaps > 0 else 0.0
+    return tier.targets.met(ttft_s=first - request.arrival, itl_s=itl_s, e2e_s=e2e_s)

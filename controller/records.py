@@ -53,22 +53,31 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Waits:
-    """Seconds that requests spent before their first token, by what they waited for."""
+class Passage:
+    """Sums over requests: seconds before their first token by what they waited for, tokens, and
+    how many of those that `finished` `met` every target."""
 
     dispatched: int = 0
+    prompt_tokens: int = 0
     queue_s: float = 0.0
     hold_s: float = 0.0
     begun: int = 0
     prefill_s: float = 0.0
+    finished: int = 0
+    new_tokens: int = 0
+    met: int = 0
 
-    def merge(self, other: Waits) -> None:
-        """Add what others waited."""
+    def merge(self, other: Passage) -> None:
+        """Add the sums of other requests."""
         self.dispatched += other.dispatched
+        self.prompt_tokens += other.prompt_tokens
         self.queue_s += other.queue_s
         self.hold_s += other.hold_s
         self.begun += other.begun
         self.prefill_s += other.prefill_s
+        self.finished += other.finished
+        self.new_tokens += other.new_tokens
+        self.met += other.met
 
 
 class TierRecord:
@@ -83,16 +92,16 @@ class TierRecord:
             "e2e": Measured.build(SLOW_S, started),
         }
         self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
-        self._waits = Slots(Waits, resolution_s=SLOW_S, horizon_s=HORIZON_S)
+        self._passages = Slots(Passage, resolution_s=SLOW_S, horizon_s=HORIZON_S)
 
-    def waits(self, now: float) -> Waits:
-        """Where to add what was waited for now."""
-        return self._waits.at(now, 0)
+    def passing(self, now: float) -> Passage:
+        """Where to add what happens to requests now."""
+        return self._passages.at(now, 0)
 
-    def waited(self, since: float) -> Waits:
-        """What was waited for since an instant."""
-        merged = Waits()
-        for slot in self._waits.since(since, None):
+    def passed(self, since: float) -> Passage:
+        """What happened to requests since an instant."""
+        merged = Passage()
+        for slot in self._passages.since(since, None):
             merged.merge(slot)
         return merged
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from controller.batcher import Batcher
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
-from controller.records import ExecutorRecord, StepTotals, TierRecord, Windows
+from controller.records import ExecutorRecord, Passage, StepTotals, TierRecord, Windows
 from controller.verdicts import TierView, verdicts
+from executor.contract import Capacity
 from metrics.window import Summary
 from policies.contract import (
     Applied,
     ExecutorSignals,
+    Passed,
     Quantiles,
+    Shape,
     Signals,
     StepEstimate,
     TierSignals,
@@ -117,6 +120,7 @@ class SignalSource:
             kv=record.kv,
             stalled=totals.stalled,
             returned=recent.returned,
+            shape=_shape(seats.capacity),
         )
 
     def _tier(
@@ -131,8 +135,10 @@ class SignalSource:
         tier, windows = record.tier, self._windows
         queue = self._batcher.queues[tier.name]
         oldest = queue.oldest()
+        passed = record.passed(now - windows.slow_s)
         view = TierView(
             record=record,
+            passed=passed,
             late=queue.late(now),
             queued=len(queue),
             steps=pooled,
@@ -162,7 +168,33 @@ class SignalSource:
             itl=shown["itl"],
             e2e=shown["e2e"],
             verdicts=verdicts(view, now, windows=windows),
+            passed=_means(passed, min(windows.slow_s, max(now - self._observer.started, 1e-9))),
         )
+
+
+def _means(sums: Passage, span_s: float) -> Passed:
+    """What the requests of `span_s` seconds came to in the mean."""
+    sent, begun, ended = sums.dispatched, sums.begun, sums.finished
+    return Passed(
+        prompt_tokens=sums.prompt_tokens / sent if sent else None,
+        queue_s=sums.queue_s / sent if sent else None,
+        hold_s=sums.hold_s / sent if sent else None,
+        prefill_s=sums.prefill_s / begun if begun else None,
+        new_tokens=sums.new_tokens / ended if ended else None,
+        goodput=sums.met / span_s if ended else None,
+    )
+
+
+def _shape(capacity: Capacity | None) -> Shape | None:
+    if capacity is None:
+        return None
+    return Shape(
+        max_seqs=capacity.max_seqs,
+        max_step_tokens=capacity.max_step_tokens,
+        kv_tokens=capacity.kv_tokens,
+        runs_to_completion=capacity.runs_to_completion,
+        splits_prefill=capacity.splits_prefill,
+    )
 
 
 def _quantiles(summary: Summary | None) -> Quantiles | None:

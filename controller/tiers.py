@@ -33,6 +33,14 @@ class Targets:
         ]
         return {name: value for name, value in pairs if value is not None}
 
+    def met(self, *, ttft_s: float, itl_s: float, e2e_s: float) -> bool:
+        """Whether a request that took so long met all of them."""
+        return (
+            (self.ttft_s is None or ttft_s <= self.ttft_s)
+            and (self.itl_s is None or itl_s <= self.itl_s)
+            and (self.e2e_s is None or e2e_s <= self.e2e_s)
+        )
+
     @property
     def start_s(self) -> float | None:
         """How long a request may wait before it has missed a target already."""

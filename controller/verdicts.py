@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from controller.records import Measured, StepTotals, TierRecord, Windows
+from controller.records import Measured, Passage, StepTotals, TierRecord, Windows
 from metrics.window import Histogram, miss_bounds
 from policies.contract import Cause, Metric, StepEstimate, Verdict
 
@@ -18,9 +18,11 @@ _Z = 1.2816
 
 @dataclass(frozen=True, slots=True)
 class TierView:
-    """What the verdicts on one tier are made from: its record, what waits, and the steps."""
+    """What the verdicts on one tier are made from: its record, what passed lately, what waits, and
+    the steps."""
 
     record: TierRecord
+    passed: Passage
     late: int
     queued: int
     steps: StepTotals
@@ -38,7 +40,7 @@ def verdicts(view: TierView, now: float, *, windows: Windows) -> tuple[Verdict, 
     for metric, target_s in view.record.targets.items():
         span_s = windows.fast_s if metric == "itl" else windows.slow_s
         found[metric] = _judge(view, metric, target_s, now=now, span_s=span_s, windows=windows)
-    return tuple(_explain(verdict, found, view, now, windows=windows) for verdict in found.values())
+    return tuple(_explain(verdict, found, view) for verdict in found.values())
 
 
 def _judge(
@@ -95,19 +97,12 @@ def _predicts_room(view: TierView, metric: Metric, target_s: float) -> bool:
     return view.queued == 0 and 2 * likely_s <= target_s
 
 
-def _explain(
-    verdict: Verdict,
-    found: dict[Metric, Verdict],
-    view: TierView,
-    now: float,
-    *,
-    windows: Windows,
-) -> Verdict:
+def _explain(verdict: Verdict, found: dict[Metric, Verdict], view: TierView) -> Verdict:
     if verdict.state != "breach":
         return verdict
     if verdict.metric == "itl":
         return replace(verdict, cause=_step_cause(view.steps, verdict.target_s))
-    return replace(verdict, cause=_start_cause(found, view, now, windows=windows))
+    return replace(verdict, cause=_start_cause(found, view))
 
 
 def _step_cause(steps: StepTotals, target_s: float) -> Cause:
@@ -118,17 +113,15 @@ def _step_cause(steps: StepTotals, target_s: float) -> Cause:
     return Cause.PREFILL if pure_s is not None and pure_s <= target_s else Cause.DECODE
 
 
-def _start_cause(
-    found: dict[Metric, Verdict], view: TierView, now: float, *, windows: Windows
-) -> Cause:
+def _start_cause(found: dict[Metric, Verdict], view: TierView) -> Cause:
     """Why requests began or ended late: where most of their time went."""
     if view.steps.stalled:
         return Cause.MEMORY
-    waited = view.record.waited(now - windows.slow_s)
+    passed = view.passed
     mean = {
-        Cause.QUEUE: waited.queue_s / max(1, waited.dispatched),
-        Cause.HOLD: waited.hold_s / max(1, waited.dispatched),
-        Cause.PREFILL: waited.prefill_s / max(1, waited.begun),
+        Cause.QUEUE: passed.queue_s / max(1, passed.dispatched),
+        Cause.HOLD: passed.hold_s / max(1, passed.dispatched),
+        Cause.PREFILL: passed.prefill_s / max(1, passed.begun),
     }
     # Who waits beyond the target by now has lost all of it in the queue.
     cause = Cause.QUEUE if view.late else max(mean, key=lambda key: mean[key])

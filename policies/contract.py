@@ -83,8 +83,29 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """Means over the requests of one tier in the slow window; None where there were none.
+
+    `prompt_tokens`, `queue_s` and `hold_s` (held for company on purpose) of those that were
+    dispatched for the first time, `prefill_s` from there to the first token of those that began,
+    `new_tokens` of those that finished. `goodput` counts requests per second that finished with
+    every target met.
+    """
+
+    prompt_tokens: float | None = None
+    queue_s: float | None = None
+    hold_s: float | None = None
+    prefill_s: float | None = None
+    new_tokens: float | None = None
+    goodput: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TierSignals:
-    """One tier in the last window. `priority`: higher goes first."""
+    """One tier in the last window. `priority`: higher goes first.
+
+    `verdicts` has one for each target of the tier, with samples or without.
+    """
 
     name: str
     priority: int
@@ -97,6 +118,7 @@ class TierSignals:
     itl: Quantiles | None = None
     e2e: Quantiles | None = None
     verdicts: tuple[Verdict, ...] = ()
+    passed: Passed = field(default_factory=Passed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +134,22 @@ class Utilization:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What an executor is: seats, tokens in one step, tokens of KV memory for all sequences, and
+    whether it runs a batch to its end and splits prompts over steps."""
+
+    max_seqs: int
+    max_step_tokens: int
+    kv_tokens: int
+    runs_to_completion: bool
+    splits_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorSignals:
     """One executor in the last (fast) window. `fill` is rows over limit, averaged over steps.
+
+    `shape` is None until it was ready once.
 
     `size_bound` is the fraction of steps in which `max_batch_size` was reached, `tokens_bound`
     likewise for `max_batch_tokens`. `stalled` sequences stood still for want of KV.
@@ -138,6 +174,7 @@ class ExecutorSignals:
     kv: float | None = None
     stalled: int = 0
     returned: int = 0
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from controller.observer import Observer
 from controller.records import Windows
 from controller.signals import Device, SignalSource
 from executor.contract import Finished, Key, Report, StepSample, Tokens
-from policies.contract import Cause, Limits, Proposal, Signals, TierLimits
+from policies.contract import Cause, Limits, Passed, Proposal, Shape, Signals, TierLimits
 from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity
 
 Decide = Callable[[Signals, Limits], Proposal]
@@ -146,6 +146,37 @@ class TestSignals:
         assert executor.utilization is not None
         assert executor.utilization.source == "busy"
         assert executor.utilization.value == pytest.approx(1.0)
+
+    def test_what_requests_came_to_is_averaged_and_goodput_counts_who_met_every_target(
+        self,
+    ) -> None:
+        rig = Rig.build(size=4)
+        for new in (2, 4):
+            rig.stage.arrive("paid", new=new)
+        rig.stage.poll()
+        # The second one waits 0.15 s for each of its last two tokens: over its target of 0.1.
+        for seconds in (0.05, 0.05, 0.15, 0.15):
+            rig.step(seconds)
+        rig.stage.now = 10.0
+        paid = rig.tick().tiers[0]
+        assert paid.passed == Passed(
+            prompt_tokens=10.0,
+            queue_s=0.0,
+            hold_s=0.0,
+            prefill_s=pytest.approx(0.05),
+            new_tokens=3.0,
+            goodput=0.1,
+        )
+
+    def test_what_an_executor_is_stands_in_the_signals(self) -> None:
+        shape = Rig.build(seats=7).tick().executors[0].shape
+        assert shape == Shape(
+            max_seqs=7,
+            max_step_tokens=8192,
+            kv_tokens=100_000,
+            runs_to_completion=False,
+            splits_prefill=True,
+        )
 
     def test_the_device_is_believed_before_the_stand_in(self) -> None:
         rig = Rig.build()

@@ -12,7 +12,9 @@ from policies.contract import (
     ExecutorSignals,
     GuardNote,
     Limits,
+    Passed,
     Quantiles,
+    Shape,
     Signals,
     StepEstimate,
     TierLimits,
@@ -127,6 +129,23 @@ tiers = st.builds(
     itl=st.none() | quantiles,
     e2e=st.none() | quantiles,
     verdicts=st.lists(verdicts, max_size=3).map(tuple),
+    passed=st.builds(
+        Passed,
+        prompt_tokens=st.none() | st.floats(1, 1e5),
+        queue_s=st.none() | seconds,
+        hold_s=st.none() | seconds,
+        prefill_s=st.none() | seconds,
+        new_tokens=st.none() | st.floats(1, 1e5),
+        goodput=st.none() | seconds,
+    ),
+)
+shapes = st.builds(
+    Shape,
+    max_seqs=st.integers(1, 1024),
+    max_step_tokens=st.integers(64, 65_536),
+    kv_tokens=st.integers(64, 1_000_000),
+    runs_to_completion=st.booleans(),
+    splits_prefill=st.booleans(),
 )
 utilizations = st.builds(
     Utilization, value=fractions, source=st.sampled_from(["nvml", "busy", "simulated"])
@@ -151,6 +170,7 @@ executors = st.builds(
     kv=st.none() | fractions,
     stalled=counts,
     returned=counts,
+    shape=st.none() | shapes,
 )
 coefficients = st.floats(min_value=0, max_value=1)
 estimates = st.builds(
