@@ -88,8 +88,10 @@ class Gates:
         """In what fraction of the steps the limit was reached; None where that is not counted."""
         if name == "wait_timeout_s":
             return None
-        field_ = "size_bound" if name == "max_batch_size" else "tokens_bound"
-        return sum((getattr(e, field_) or 0.0) * e.steps for e in steps) / count
+        if name == "max_batch_size":
+            return sum((e.size_bound or 0.0) * e.steps for e in steps) / count
+        # Decoding alone comes nowhere near it: what counts are the steps with prompts.
+        return max((e.tokens_bound for e in steps if e.tokens_bound is not None), default=0.0)
 
     def _veto(self, name: LimitName, signals: Signals, memory: Memory) -> tuple[Code, str] | None:
         """A busy device that did not serve more after the last growth will not after the next."""
