@@ -9,6 +9,9 @@ from enum import StrEnum
 from controller.config_control import GuardConfig
 from policies.contract import ExecutorSignals, LimitName, Signals
 
+# One-sided 90 %, as the bounds of the miss fraction.
+ROOM_SIGMAS = 1.2816
+
 
 class Code(StrEnum):
     """What the guard did, as it stands in logs, metrics and answers."""
@@ -115,3 +118,19 @@ class Gates:
 def throughput(signals: Signals) -> float:
     """Tokens per second of all executors together."""
     return sum(e.tokens_per_s or 0.0 for e in signals.executors)
+
+
+def has_room(signals: Signals, size: float) -> bool:
+    """Whether a step model that can be trusted says that the inter-token targets of all tiers that
+    run are kept with so many sequences, its spread included."""
+    model = signals.model
+    contexts = [e.mean_context for e in signals.executors if e.mean_context is not None]
+    if model is None or not model.identifiable or not contexts:
+        return False
+    step_s = model.predict(size, size * max(contexts)) + ROOM_SIGMAS * model.sigma_s
+    return all(
+        step_s <= verdict.target_s
+        for tier in signals.tiers
+        for verdict in tier.verdicts
+        if verdict.metric == "itl" and tier.running
+    )
