@@ -23,6 +23,8 @@ def test_slow_decoding_cuts_rows_and_slow_prefills_cut_prompts() -> None:
     cut = trims()
     assert cut.see([tier("breach", Cause.DECODE)], 0.25) == (True, False)
     assert (cut.rows, cut.prompts) == (0.9, 1.0)
+    want = trims()
+    assert want.see([tier("breach", Cause.MEMORY)], 0.25) == (True, False)
     assert cut.see([tier("breach", Cause.PREFILL)], 0.25) == (False, True)
     assert (cut.rows, cut.prompts) == (0.9, 0.9)
 
