@@ -246,7 +246,7 @@ class TestWindows:
         observer = Observer([PAID, FREE], ["e"], started=0.0)
         for tier in ("paid", "free"):
             for metric in ("ttft", "itl", "e2e"):
-                measured = observer.tiers[tier].metrics[metric]  # type: ignore[index]  # by literal
+                measured = observer.tiers[tier].metrics[metric]
                 measured.add(0.5, 1.0, epoch=0, target=0.1)
         changed = replace(PAID, targets=replace(PAID.targets, ttft_s=0.3, attainment=0.5))
         observer.retier([changed, FREE])
