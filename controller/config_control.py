@@ -115,3 +115,5 @@ class ControlConfig(Section):
     """Decisions that are kept for `/admin/decisions`."""
     guard: GuardConfig = GuardConfig()
     """What a proposal must pass."""
+    state_file: Annotated[str, Field(min_length=1)] | None = None
+    """File in which step model, limits and memory ceilings outlive a restart; null: none does."""

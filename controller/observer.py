@@ -47,6 +47,11 @@ class Observer(Listener):
         self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}
 
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Count misses against these targets from now on; what is known of the others stays."""
+        for tier in tiers:
+            self.tiers[tier.name].retier(tier)
+
     def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
         """Begin the step model of an executor with what it measured before it was ready.
 

@@ -64,17 +64,22 @@ class Preemptor:
         # Highest first; nobody is below the last one.
         self._queues = sorted(queues.values(), key=lambda queue: -queue.tier.priority)
         self._queues_by_name = queues
+        self._ranks = {queue.tier.name: queue.tier.priority for queue in self._queues}
+        self._executors = executors
+        self._forecast = forecast
+        # By tier and executor: until when this head of the queue can wait.
+        self._patient: dict[tuple[str, str], tuple[Request, float]] = {}
+        self.retier()
+
+    def retier(self) -> None:
+        """Take shares and targets as the queues' tiers have them now."""
         self._tiers = {queue.tier.name: queue.tier for queue in self._queues}
-        self._ranks = {name: tier.priority for name, tier in self._tiers.items()}
         self._paced = [
             (tier.priority, name, tier.targets.itl_s)
             for name, tier in self._tiers.items()
             if tier.targets.itl_s is not None
         ]
-        self._executors = executors
-        self._forecast = forecast
-        # By tier and executor: until when this head of the queue can wait.
-        self._patient: dict[tuple[str, str], tuple[Request, float]] = {}
+        self._patient.clear()
 
     def look(self, now: float) -> Verdict:
         """Who has to go. The seats are not touched."""

@@ -86,6 +86,7 @@ class TierRecord:
     def __init__(self, tier: Tier, started: float) -> None:
         self.tier = tier
         self.targets = tier.targets.named()
+        self._started = started
         self.metrics: dict[Metric, Measured] = {
             "ttft": Measured.build(SLOW_S, started),
             "itl": Measured.build(FAST_S, started),
@@ -95,6 +96,15 @@ class TierRecord:
         self.request_itl = Measured.build(SLOW_S, started)
         self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
         self._passages = Slots(Passage, resolution_s=SLOW_S, horizon_s=HORIZON_S)
+
+    def retier(self, tier: Tier) -> None:
+        """Take other promises. Where a target is another one, its metric starts again: the misses
+        were counted against the old one."""
+        before, self.tier, self.targets = self.targets, tier, tier.targets.named()
+        for metric, target_s in self.targets.items():
+            if before.get(metric) != target_s:
+                resolution_s = FAST_S if metric == "itl" else SLOW_S
+                self.metrics[metric] = Measured.build(resolution_s, self._started)
 
     def passing(self, now: float) -> Passage:
         """Where to add what happens to requests now."""
