@@ -46,6 +46,7 @@ class SignalSource:
         self,
         now: float,
         *,
+        wall_s: float,
         interval_s: float,
         devices: Mapping[str, Device],
         last: Applied | None,
@@ -73,6 +74,7 @@ class SignalSource:
             executors=executors,
             model=model,
             last=last,
+            wall_s=wall_s,
         )
 
     def _totals(self, seats: ExecutorSeats, now: float) -> StepTotals:
