@@ -160,7 +160,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(arrivals=ARRIVALS, budget=st.integers(12, 100))
 def test_a_real_model_and_a_simulated_one_compute_the_same_in_every_step(
     engine: ContinuousEngine, arrivals: list[tuple[int, int, int, int]], budget: int
