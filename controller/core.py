@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from controller.asking import Asker, InlineAsker
 from controller.batcher import Batcher
-from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
+from controller.config_control import (
+    ControlConfig,
+    EnvelopeConfig,
+    LimitsConfig,
+    OwnPolicyConfig,
+    PolicyConfig,
+)
 from controller.guard import Envelope, Guard
 from controller.listener import Listener
 from controller.loop import ControlLoop, Named
 from controller.observer import Observer
 from controller.records import Windows
 from controller.signals import SignalSource
+from controller.succession import Succession
+from controller.tier_control import TierControl
 from controller.tiers import Tier
 from policies.contract import Limits
 from policies.registry import build as build_policy
+
+NO_POLICIES: Mapping[str, OwnPolicyConfig] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +49,18 @@ def build_core(
     listeners: Sequence[Listener],
     started: float,
     stopwatch: Callable[[], float],
+    tier_policies: Mapping[str, OwnPolicyConfig] = NO_POLICIES,
+    asker: Callable[[], Asker] = InlineAsker,
 ) -> Core:
     """Build and join the core. `groups` maps each executor to its group.
 
     `started` is monotonic, `stopwatch` measures what a tick costs; both in seconds. `listeners`
-    are told after the observer. Raises PolicyError for a policy that cannot be built.
+    are told after the observer. `tier_policies` are those of tiers that have one of their own, by
+    tier; `asker` makes what asks the policies of one group. Raises PolicyError for a policy that
+    cannot be built.
     """
     tiers = tuple(tiers)
-    observer = Observer(tiers, groups, started=started)
+    observer = Observer(tiers, groups, started=started, watched=tier_policies)
     begin = Limits(limits.max_batch_size, limits.max_batch_tokens, limits.wait_timeout)
     batcher = Batcher(
         tiers,
@@ -54,39 +70,60 @@ def build_core(
         estimate=observer.estimate,
         hold=control.hold,
     )
-    loops = {
-        group: _loop(control, envelope, batcher, observer, group=group, stopwatch=stopwatch)
-        for group in sorted(set(groups.values()))
-    }
+    hard = _envelope(envelope)
+    loops = {}
+    for group in sorted(set(groups.values())):
+        asks = asker()
+        loops[group] = ControlLoop(
+            batcher,
+            observer,
+            SignalSource(batcher, observer, group, windows_of(control)),
+            group=group,
+            policy=named(control.policy),
+            fallback=_fallback(control),
+            guard=Guard(control.guard, hard, min_samples=control.min_samples),
+            history=control.history,
+            stopwatch=stopwatch,
+            mode=control.mode,
+            tiers=[
+                _tier_control(tier, tier_policies[tier.name], control=control, hard=hard, asks=asks)
+                for tier in tiers
+                if tier.name in tier_policies
+            ],
+            shadows=[named(shadow) for shadow in control.shadows],
+            asker=asks,
+        )
     return Core(batcher, observer, loops)
 
 
-def _loop(
-    control: ControlConfig,
-    envelope: EnvelopeConfig,
-    batcher: Batcher,
-    observer: Observer,
-    *,
-    group: str,
-    stopwatch: Callable[[], float],
-) -> ControlLoop:
-    windows = Windows(
+def named(written: PolicyConfig | OwnPolicyConfig) -> Named:
+    """The policy that stands in a configuration. Raises PolicyError."""
+    parameters = MappingProxyType(dict(written.parameters))
+    return Named(written.type, build_policy(written.type, parameters), parameters)
+
+
+def windows_of(control: ControlConfig) -> Windows:
+    """How far back the signals look."""
+    return Windows(
         fast_s=control.fast_window,
         slow_s=control.slow_window,
         at_most_s=control.max_window,
         min_samples=control.min_samples,
     )
-    policy = control.policy
-    return ControlLoop(
-        batcher,
-        observer,
-        SignalSource(batcher, observer, group, windows),
-        group=group,
-        policy=Named(policy.type, build_policy(policy.type, policy.parameters)),
-        fallback=Named(control.fallback, build_policy(control.fallback, {})),
-        guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
-        history=control.history,
-        stopwatch=stopwatch,
+
+
+def _fallback(control: ControlConfig) -> Named:
+    return Named(control.fallback, build_policy(control.fallback, {}))
+
+
+def _tier_control(
+    tier: Tier, written: OwnPolicyConfig, *, control: ControlConfig, hard: Envelope, asks: Asker
+) -> TierControl:
+    alone = replace(hard, low=replace(hard.low, max_batch_size=1))
+    return TierControl(
+        tier,
+        Succession(named(written), _fallback(control), refusal=asks.refusal),
+        Guard(control.guard, alone, min_samples=control.min_samples),
     )
 
 

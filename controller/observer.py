@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from controller.errors import Draining, NotReady
@@ -37,12 +37,20 @@ class Observer(Listener):
     """Keeps windows per tier and executor. Bounded in memory, whatever the traffic.
 
     Inter-token latency carries the epoch of its steps, what is counted once a request that of
-    its dispatch.
+    its dispatch. Seats are counted for the tiers in `watched`.
     """
 
-    def __init__(self, tiers: Iterable[Tier], executors: Iterable[str], *, started: float) -> None:
+    def __init__(
+        self,
+        tiers: Iterable[Tier],
+        executors: Iterable[str],
+        *,
+        started: float,
+        watched: Collection[str] = (),
+    ) -> None:
         self.tiers = {tier.name: TierRecord(tier, started) for tier in tiers}
-        self.executors = {name: ExecutorRecord(started) for name in executors}
+        counted = [record.tier for name, record in self.tiers.items() if name in watched]
+        self.executors = {name: ExecutorRecord(started, counted) for name in executors}
         self.started = started
         self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}

@@ -7,7 +7,7 @@ from typing import Literal
 
 from controller.records import Measured, Passage, StepTotals, TierRecord, Windows
 from metrics.window import Histogram, miss_bounds
-from policies.contract import Cause, Metric, StepEstimate, Verdict
+from policies.contract import Cause, Metric, Signals, StepEstimate, Verdict
 
 State = Literal["breach", "room", "unknown"]
 # Sequences share their steps, so few samples are less than they seem: one slow step is no breach.
@@ -41,6 +41,17 @@ def verdicts(view: TierView, now: float, *, windows: Windows) -> tuple[Verdict, 
         span_s = windows.fast_s if metric == "itl" else windows.slow_s
         found[metric] = _judge(view, metric, target_s, now=now, span_s=span_s, windows=windows)
     return tuple(_explain(verdict, found, view) for verdict in found.values())
+
+
+def excess(signals: Signals) -> dict[str, float]:
+    """By how much more than allowed tiers miss a target for certain, as a fraction of requests."""
+    found: dict[str, float] = {}
+    for tier in signals.tiers:
+        for verdict in tier.verdicts:
+            if verdict.state == "breach" and verdict.samples:
+                more = verdict.misses / verdict.samples - (1.0 - verdict.attainment)
+                found[tier.name] = max(found.get(tier.name, 0.0), more)
+    return found
 
 
 def _judge(

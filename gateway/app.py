@@ -76,6 +76,7 @@ def build_app(
     app.router.add_get("/admin/decisions", admin.decisions)
     app.router.add_get("/admin/requests/{id}", admin.request)
     app.router.add_put("/admin/limits", admin.set_limits)
+    app.router.add_put("/admin/policy", admin.set_policy)
     app.router.add_get("/", _index)
     return app
 
@@ -156,7 +157,8 @@ async def _index(_http: web.Request) -> web.Response:
         "models": "GET /v1/models",
         "health": "GET /healthz, /readyz",
         "metrics": "GET /metrics",
-        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; PUT /admin/limits",
+        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; "
+        "PUT /admin/limits, /admin/policy",
     }
     return web.Response(
         body=msgspec.json.encode({"server": "headway", "routes": routes}),

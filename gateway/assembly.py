@@ -13,9 +13,11 @@ from aiohttp import web
 from controller.config import Config, KeyConfig, RecordConfig
 from controller.core import build_core
 from controller.errors import ConfigError
+from controller.shadows import labels
 from executor.contract import DEMO_MODEL
 from executor.process import ExecutorProcess, RestartPolicy
 from gateway.app import Access, build_app
+from gateway.asking import Abandoned, ThreadAsker
 from gateway.auth import ClientKey, Secret
 from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
@@ -58,6 +60,7 @@ def assemble(
     meter = Meter()
     recorder = _recorder(config.record)
     control = config.control
+    abandoned = Abandoned()
     core = build_core(
         tiers,
         groups,
@@ -67,10 +70,16 @@ def assemble(
         listeners=(meter,) if recorder is None else (meter, recorder),
         started=clock(),
         stopwatch=time.perf_counter,
+        tier_policies=config.tier_policies(),
+        asker=lambda: ThreadAsker(abandoned, timeout_s=control.decide_timeout),
     )
     batcher, observer = core.batcher, core.observer
+    own = [policy.type for policy in config.tier_policies().values()]
     meter.instruments = build_instruments(
-        batcher, version=_version(), policies=(control.policy.type, control.fallback)
+        batcher,
+        version=_version(),
+        policies=(control.policy.type, control.fallback, *own),
+        shadows=labels([shadow.type for shadow in control.shadows]),
     )
     # The file that was read is the one in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
@@ -96,6 +105,7 @@ def assemble(
         processes=processes,
         meter=meter,
         promises=promises,
+        abandoned=abandoned,
         version=_version(),
     )
     app = build_app(
