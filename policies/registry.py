@@ -16,6 +16,7 @@ TYPES: Mapping[str, str] = {
     "static": "policies.static:Static",
     "threshold": "policies.threshold:Threshold",
     "aimd": "policies.aimd:Aimd",
+    "slo": "policies.slo:Slo",
 }
 ENTRY_POINTS = "headway.policies"
 
