@@ -114,10 +114,14 @@ def _checked(answer: object) -> Proposal:
 def _tier(name: str, tier: object) -> TierLimits:
     if not isinstance(tier, TierLimits):
         raise TypeError(f"Limits.tiers[{name!r}] should be TierLimits, got {tier!r}")
-    for value in (tier.max_seats, tier.wait_timeout_s):
+    seats, wait_s = tier.max_seats, tier.wait_timeout_s
+    for value in (seats, wait_s):
         if value is not None and not (isinstance(value, int | float) and value >= 0):
             raise TypeError(f"Limits.tiers[{name!r}] holds {value!r}, which is no limit")
-    return tier
+    return TierLimits(
+        None if seats is None else _number("max_seats", seats),  # type: ignore[arg-type]  # as above
+        None if wait_s is None else _number("wait_timeout_s", wait_s),
+    )
 
 
 def _number(name: str, value: object) -> float:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from controller.ledger import ExecutorSeats
 from controller.records import StepTotals
 from controller.tiers import Tier, seat_cap
-from policies.contract import Applied, ExecutorSignals, Signals
+from policies.contract import Applied, ExecutorSignals, Signals, StepEstimate
 
 
 def alone(
     signals: Signals,
     tier: Tier,
-    members: Iterable[tuple[ExecutorSeats, StepTotals]],
+    members: Sequence[tuple[ExecutorSeats, StepTotals]],
     *,
     last: Applied | None,
 ) -> Signals:
@@ -22,21 +22,29 @@ def alone(
 
     Of each executor the figures about sequences (running, free seats, batch, fill, how often the
     limit was reached) are the tier's, its seats being the limit; steps, times, memory and device
-    are everybody's. `members` are in the order of `signals.executors`; `last` is the tier's.
+    are everybody's. The step model speaks of so many sequences of the tier beside the others that
+    run. `members` are in the order of `signals.executors`; `last` is the tier's.
     """
+    executors = tuple(
+        _narrowed(shown, tier, seats, totals=totals)
+        for shown, (seats, totals) in zip(signals.executors, members, strict=True)
+    )
+    pairs = zip(signals.executors, executors, strict=True)
+    others = max(
+        ((whole.mean_batch or 0.0) - (mine.mean_batch or 0.0) for whole, mine in pairs), default=0.0
+    )
+    contexts = [e.mean_context for e in executors if e.mean_context is not None]
     return replace(
         signals,
         tiers=tuple(shown for shown in signals.tiers if shown.name == tier.name),
-        executors=tuple(
-            _narrowed(shown, tier, seats, totals)
-            for shown, (seats, totals) in zip(signals.executors, members, strict=True)
-        ),
+        executors=executors,
+        model=_beside(signals.model, max(0.0, others), context=max(contexts, default=0.0)),
         last=last,
     )
 
 
 def _narrowed(
-    shown: ExecutorSignals, tier: Tier, seats: ExecutorSeats, totals: StepTotals
+    shown: ExecutorSignals, tier: Tier, seats: ExecutorSeats, *, totals: StepTotals
 ) -> ExecutorSignals:
     cap = seat_cap(tier, seats.limits)
     most = seats.size_limit if cap is None else min(cap, seats.size_limit)
@@ -49,4 +57,15 @@ def _narrowed(
         mean_batch=mine.taken / n if mine else None,
         fill=mine.fill / n if mine else None,
         size_bound=mine.bound / n if mine else None,
+    )
+
+
+def _beside(model: StepEstimate | None, others: float, *, context: float) -> StepEstimate | None:
+    """The same steps, told by the sequences that are added to `others`, of this context each."""
+    if model is None:
+        return None
+    return replace(
+        model,
+        a=model.predict(others, others * context),
+        knee=max(0, model.knee - round(others)),
     )
