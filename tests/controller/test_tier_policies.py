@@ -44,6 +44,16 @@ class TestInsideOneBatch:
             rig.stage.finish(request.id)
             rig.stage.poll()
 
+    def test_nobody_gives_up_a_seat_for_a_tier_that_has_all_of_its_own(self) -> None:
+        rig = Rig.build(size=2, own={"paid": to(1)})
+        rig.tick()
+        for tier in ("free", "paid", "paid"):
+            rig.stage.arrive(tier, new=1000)
+            rig.stage.poll()
+        rig.run(2.0)
+        assert rig.stage.released["e"] == []
+        assert seated(rig) == {"free": 1, "paid": 1}
+
     def test_what_its_own_policy_leaves_alone_is_not_written_down(self) -> None:
         rig = Rig.build(own={"free": stay})
         rig.tick()
