@@ -269,8 +269,8 @@ def _policies(config: Config) -> Iterator[Problem]:
         *((("tiers", name, "policy"), own) for name, own in config.tier_policies().items()),
     ]
     for path, policy in named:
-        for key, message in policy_problems(policy.type, policy.parameters):
-            yield Problem(path if key is None else (*path, "parameters", key), message)
+        for within, message in policy_problems(policy.type, policy.parameters):
+            yield Problem((*path, "parameters", *within) if within else path, message)
     for _, message in policy_problems(control.fallback, {}):
         yield Problem(("control", "fallback"), message)
 

@@ -49,7 +49,7 @@ class EnvelopeConfig(Section):
 class PolicyConfig(Section):
     """Which rule proposes limits."""
 
-    type: Annotated[str, Field(min_length=1)] = "aimd"
+    type: Annotated[str, Field(min_length=1)] = "slo"
     """A name that `headway policies list` shows, or `module:Class`."""
     parameters: Mapping[str, Any] = Field(default_factory=dict)
     """The policy's own parameters; `headway policies show TYPE` prints them."""
@@ -132,3 +132,5 @@ class ControlConfig(Section):
     """Decisions that are kept for `/admin/decisions`."""
     guard: GuardConfig = GuardConfig()
     """What a proposal must pass."""
+    state_file: Annotated[str, Field(min_length=1)] | None = None
+    """File in which step model, limits and memory ceilings outlive a restart; null: none does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from controller.asking import Asker, InlineAsker
@@ -22,7 +22,7 @@ from controller.observer import Observer
 from controller.records import Windows
 from controller.signals import SignalSource
 from controller.succession import Succession
-from controller.tier_control import TierControl
+from controller.tier_control import TierControl, alone
 from controller.tiers import Tier
 from policies.contract import Limits
 from policies.registry import build as build_policy
@@ -61,38 +61,32 @@ def build_core(
     """
     tiers = tuple(tiers)
     observer = Observer(tiers, groups, started=started, watched=tier_policies)
-    begin = Limits(limits.max_batch_size, limits.max_batch_tokens, limits.wait_timeout)
     batcher = Batcher(
         tiers,
         groups,
-        begin,
+        starting_limits(limits),
         listeners=(observer, *listeners),
         estimate=observer.estimate,
         hold=control.hold,
     )
-    hard = _envelope(envelope)
     loops = {}
     for group in sorted(set(groups.values())):
-        asks = asker()
-        loops[group] = ControlLoop(
+        loop = loops[group] = ControlLoop(
             batcher,
             observer,
-            SignalSource(batcher, observer, group, windows_of(control)),
+            SignalSource(batcher, observer, group, _windows(control)),
             group=group,
             policy=named(control.policy),
-            fallback=_fallback(control),
-            guard=Guard(control.guard, hard, min_samples=control.min_samples),
+            fallback=named_fallback(control),
+            guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
             history=control.history,
             stopwatch=stopwatch,
             mode=control.mode,
-            tiers=[
-                _tier_control(tier, tier_policies[tier.name], control=control, hard=hard, asks=asks)
-                for tier in tiers
-                if tier.name in tier_policies
-            ],
             shadows=[named(shadow) for shadow in control.shadows],
-            asker=asks,
+            asker=asker(),
         )
+        own = {tier: named(written) for tier, written in tier_policies.items()}
+        rule_tiers(loop, tiers, own, control=control, envelope=envelope)
     return Core(batcher, observer, loops)
 
 
@@ -102,28 +96,63 @@ def named(written: PolicyConfig | OwnPolicyConfig) -> Named:
     return Named(written.type, build_policy(written.type, parameters), parameters)
 
 
-def windows_of(control: ControlConfig) -> Windows:
-    """How far back the signals look."""
+def reconfigure(
+    loop: ControlLoop, control: ControlConfig, envelope: EnvelopeConfig, *, fallback: Named | None
+) -> None:
+    """Let a loop work by what is configured now, but for its policies; `fallback` None: the one
+    that it has."""
+    loop.reconfigure(
+        guard=control.guard,
+        envelope=_envelope(envelope),
+        windows=_windows(control),
+        fallback=fallback,
+        history=control.history,
+    )
+    loop.mode = control.mode
+
+
+def rule_tiers(
+    loop: ControlLoop,
+    tiers: Iterable[Tier],
+    own: Mapping[str, Named],
+    *,
+    control: ControlConfig,
+    envelope: EnvelopeConfig,
+) -> None:
+    """Let these tiers of a group, and no others, have policies of their own; a tier that has this
+    very one already goes on with it. Raises PolicyError for a fallback that cannot be built."""
+    here = {one.tier.name: one for one in loop.tiers}
+    made = []
+    for tier in tiers:
+        if (policy := own.get(tier.name)) is None:
+            continue
+        one = here.get(tier.name)
+        if one is None or one.configured is not policy:
+            one = TierControl(
+                tier,
+                Succession(policy, named_fallback(control), refusal=loop.refusal),
+                Guard(control.guard, alone(_envelope(envelope)), min_samples=control.min_samples),
+            )
+        made.append(one)
+    loop.rule_tiers(made)
+
+
+def named_fallback(control: ControlConfig) -> Named:
+    """The policy that takes over where none before was good. Raises PolicyError."""
+    return Named(control.fallback, build_policy(control.fallback, {}))
+
+
+def starting_limits(written: LimitsConfig) -> Limits:
+    """The limits in force at start."""
+    return Limits(written.max_batch_size, written.max_batch_tokens, written.wait_timeout)
+
+
+def _windows(control: ControlConfig) -> Windows:
     return Windows(
         fast_s=control.fast_window,
         slow_s=control.slow_window,
         at_most_s=control.max_window,
         min_samples=control.min_samples,
-    )
-
-
-def _fallback(control: ControlConfig) -> Named:
-    return Named(control.fallback, build_policy(control.fallback, {}))
-
-
-def _tier_control(
-    tier: Tier, written: OwnPolicyConfig, *, control: ControlConfig, hard: Envelope, asks: Asker
-) -> TierControl:
-    alone = replace(hard, low=replace(hard.low, max_batch_size=1))
-    return TierControl(
-        tier,
-        Succession(named(written), _fallback(control), refusal=asks.refusal),
-        Guard(control.guard, alone, min_samples=control.min_samples),
     )
 
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from controller.asking import Answer, Asker, InlineAsker, Question
+from controller.asking import Asker, InlineAsker
 from controller.asking import Named as Named  # its name where loops are built and switched
 from controller.batcher import Batcher
-from controller.decision import Decision, Mode, TierDecision
-from controller.gates import Code
-from controller.guard import NAMES, Guard, Judged
-from controller.hand import Hand, HandState, Pin
+from controller.config_control import GuardConfig
+from controller.decision import Decision, Mode
+from controller.guard import Envelope, Guard, Judged
+from controller.hand import Hand, Pin
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
+from controller.panel import Answers, ask_all
+from controller.records import Windows
 from controller.shadows import Shadows
 from controller.signals import Device, SignalSource
 from controller.succession import Succession
-from controller.tier_control import TierControl, joined
+from controller.tier_control import TierControl, with_tiers, without
 from controller.verdicts import excess
-from policies.contract import GuardNote, Limits, Policy, Proposal, Signals
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """What the policy in force, those of tiers (with what they were asked), and shadows said."""
-
-    policy: Answer
-    tiers: list[tuple[TierControl, Question, Answer]]
-    shadows: Sequence[Answer]
+from policies.contract import Limits, Policy, Signals
 
 
 class ControlLoop:
@@ -38,8 +30,8 @@ class ControlLoop:
 
     `tick` is synchronous and takes its time as arguments; whoever owns the clock calls it.
     `stopwatch` measures what a tick costs, in seconds. Nothing of what policies propose is applied
-    while `mode` is `observe`. `tiers` have policies of their own; `shadows` are asked and have no
-    say. Both may be replaced between two ticks, as may the mode.
+    while `mode` is `observe`; `shadows` are asked and have no say. Both may be replaced between two
+    ticks. `tiers` are those that have policies of their own.
     """
 
     def __init__(
@@ -55,14 +47,13 @@ class ControlLoop:
         history: int,
         stopwatch: Callable[[], float],
         mode: Mode = "apply",
-        tiers: Sequence[TierControl] = (),
         shadows: Sequence[Named] = (),
         asker: Asker | None = None,
     ) -> None:
         self.group = group
         self.guard = guard
         self.mode = mode
-        self.tiers = tuple(tiers)
+        self.tiers: tuple[TierControl, ...] = ()
         self.shadows = Shadows(shadows)
         self.decisions: deque[Decision] = deque(maxlen=history)
         self.epoch = 0
@@ -108,6 +99,53 @@ class ControlLoop:
         """
         self.succession.switch(policy)
 
+    def refusal(self, policy: Named) -> str | None:
+        """Why this policy cannot be switched to; None where it can."""
+        return self._asker.refusal(policy)
+
+    def rule_tiers(self, controls: Sequence[TierControl]) -> None:
+        """Let these tiers, and no others, have policies of their own from the next tick on. Those
+        that had one until now have the common limits at once."""
+        gone = {one.tier.name for one in self.tiers} - {one.tier.name for one in controls}
+        self.tiers = tuple(controls)
+        if (pin := self.pin) is not None:
+            self._hand.pin = replace(
+                pin, limits=without(pin.limits, gone), before=without(pin.before, gone)
+            )
+        self._put_in_force(without(self.limits, gone))
+
+    def begin_again(self, limits: Limits) -> None:
+        """Put limits in force at once, within the envelope, for the policy to go on from; where
+        others are held by hand, these are in force afterwards."""
+        within = self.guard.envelope.within(limits)
+        if self.pin is not None:
+            self._hand.go_back_to(within)
+        else:
+            self._put_in_force(within)
+
+    def reconfigure(
+        self,
+        *,
+        guard: GuardConfig,
+        envelope: Envelope,
+        windows: Windows,
+        fallback: Named | None,
+        history: int,
+    ) -> None:
+        """Work by other rules from the next tick on; what was learnt and decided stays.
+
+        Limits outside the envelope are moved into it at once. `fallback` None: the one there is.
+        """
+        self.guard.reconfigure(guard, envelope, min_samples=windows.min_samples)
+        for one in self.tiers:
+            tier = self._batcher.queues[one.tier.name].tier
+            one.reconfigure(tier, guard=guard, envelope=envelope, min_samples=windows.min_samples)
+        for succession in (self.succession, *(one.succession for one in self.tiers)):
+            succession.fallback = fallback or succession.fallback
+        self._source.windows = windows
+        self.decisions = deque(self.decisions, maxlen=history)
+        self.begin_again(self.limits if self.pin is None else self.pin.before)
+
     def hold(self, limits: Limits, *, until: float) -> None:
         """Pin limits by hand from the next tick until an instant; they stay in the envelope."""
         self._hand.hold(limits, until=until, in_force=self.limits)
@@ -121,19 +159,28 @@ class ControlLoop:
         begun = self._stopwatch()
         self._learn_capacity(now)
         before = self.limits
-        signals = self._look(now, devices)
+        signals = self._look(now, wall, devices)
         self._batcher.admission.press(excess(signals))
         ended = self._hand.ended(now)
         # The limits that policies go on from: where a pin ends, those from before it.
         current = before if ended is None else self.guard.bounded(ended.before, signals, now).limits
         answers = self._ask(signals, current, now)
         settled = self.succession.settle(answers.policy, current)
-        judged = self._judge(settled.proposal, current, signals, now)
-        tiers = self._judge_tiers(answers, judged.limits.max_batch_size, now)
-        decided = self._with_tiers(judged.limits, current, tiers)
-        applies = self.mode == "apply" or self.pin is not None
-        after = decided if applies else current
+        judged = self._judge(settled.proposal.limits, current, signals, now=now)
+        applies, size = self.mode == "apply", judged.limits.max_batch_size
+        free = self.pin is None
+        tiers = answers.judge_tiers(size, now=now, applies=applies and free)
+        decided = judged.limits
+        if free:
+            known, envelope = self._batcher.queues, self.guard.envelope
+            decided = with_tiers(decided, current, tiers, known=known, envelope=envelope)
+        after = decided if applies or not free else current
         self._apply(before, after, signals, now)
+        beside = self.shadows.compare(
+            answers.shadows,
+            judged.limits,
+            lambda proposed: self.guard.judge(proposed, current, signals, now).limits,
+        )
         self._count += 1
         decision = Decision(
             number=self._count,
@@ -145,7 +192,7 @@ class ControlLoop:
             proposed=settled.proposal.limits,
             judged=decided,
             after=after,
-            reason=self._reason(settled.proposal, ended, now),
+            reason=self._hand.reason(settled.proposal.reason, ended, now),
             notes=judged.notes,
             signals=signals,
             duration_s=self._stopwatch() - begun,
@@ -153,88 +200,49 @@ class ControlLoop:
             state=settled.state,
             error=settled.error,
             successor=settled.successor,
-            hand=self._hand_state(ended),
+            hand=self._hand.state(ended),
             tiers=tiers,
-            shadows=self.shadows.compare(
-                answers.shadows,
-                judged.limits,
-                lambda proposed: self.guard.judge(proposed, current, signals, now).limits,
-            ),
+            shadows=beside,
         )
         self.decisions.append(decision)
         return decision
 
-    # --- look and ask -----------------------------------------------------------------------
+    # --- the four steps ---------------------------------------------------------------------
 
-    def _look(self, now: float, devices: Mapping[str, Device]) -> Signals:
+    def _look(self, now: float, wall: float, devices: Mapping[str, Device]) -> Signals:
         interval_s = 0.0 if self._last_tick is None else max(0.0, now - self._last_tick)
         self._last_tick = now
         last = self.decisions[-1].applied if self.decisions else None
-        return self._source.freeze(now, interval_s=interval_s, devices=devices, last=last)
-
-    def _ask(self, signals: Signals, limits: Limits, now: float) -> _Answers:
-        """All at once, so that none waits for another."""
-        own = [
-            control.question(self._source, signals, limits=limits, now=now)
-            for control in self.tiers
-        ]
-        beside = self.shadows.questions(signals, limits)
-        mine = Question(self.policy, signals, limits)
-        answers = self._asker.ask([mine, *own, *beside], now)
-        of_tiers = answers[1 : 1 + len(own)]
-        return _Answers(
-            policy=answers[0],
-            tiers=list(zip(self.tiers, own, of_tiers, strict=True)),
-            shadows=answers[1 + len(own) :],
+        return self._source.freeze(
+            now, wall_s=wall, interval_s=interval_s, devices=devices, last=last
         )
 
-    # --- judge and apply --------------------------------------------------------------------
-
-    def _judge(self, proposal: Proposal, current: Limits, signals: Signals, now: float) -> Judged:
-        if self.pin is None:
-            return self.guard.judge(proposal.limits, current, signals, now)
-        pinned = self.guard.bounded(self.pin.limits, signals, now)
-        refused = [
-            GuardNote(name, Code.PINNED, f"the policy wants {wanted:g}")
-            for name in NAMES
-            if (wanted := getattr(proposal.limits, name)) != getattr(pinned.limits, name)
-        ]
-        return Judged(pinned.limits, (*pinned.notes, *refused))
-
-    def _judge_tiers(self, answers: _Answers, size: int, now: float) -> tuple[TierDecision, ...]:
-        applies = self.mode == "apply" and self.pin is None
-        return tuple(
-            control.judge(question, answer, size=size, now=now, applies=applies)
-            for control, question, answer in answers.tiers
+    def _ask(self, signals: Signals, limits: Limits, now: float) -> Answers:
+        return ask_all(
+            self._asker,
+            self.policy,
+            self.tiers,
+            self.shadows,
+            source=self._source,
+            signals=signals,
+            limits=limits,
+            now=now,
         )
 
-    def _with_tiers(self, common: Limits, current: Limits, tiers: Sequence[TierDecision]) -> Limits:
-        """What all came to. A tier that has what all have is not written down for that."""
+    def _judge(self, proposed: Limits, current: Limits, signals: Signals, *, now: float) -> Judged:
         if self.pin is not None:
-            return common
-        own = {t.tier: t.judged for t in tiers if t.judged != t.before or t.tier in current.tiers}
-        mine = {t.tier for t in tiers}
-        known = [name for name in self._batcher.queues if name not in mine]
-        return joined(common, known=known, own=own, envelope=self.guard.envelope)
-
-    def _reason(self, proposal: Proposal, ended: Pin | None, now: float) -> str:
-        """Why the limits are what they are: the policy's reason, unless somebody's hand was it."""
-        if self.pin is not None:
-            return f"held by hand for another {self.pin.until - now:.0f} s"
-        if ended is None:
-            return proposal.reason
-        why = "released" if math.isinf(ended.until) else "expired"
-        return f"no longer held by hand ({why}); {proposal.reason}"
-
-    def _hand_state(self, ended: Pin | None) -> HandState:
-        return "pinned" if self.pin is not None else "unpinned" if ended is not None else ""
+            return self._hand.judge(self.guard, proposed, signals, now=now)
+        return self.guard.judge(proposed, current, signals, now)
 
     def _apply(self, before: Limits, after: Limits, signals: Signals, now: float) -> None:
-        if after == before:
-            return
-        self.epoch += 1
-        self.guard.applied(before, after, signals, now)
-        self._batcher.set_limits(self.group, after, self.epoch)
+        if after != before:
+            self.guard.applied(before, after, signals, now)
+            self._put_in_force(after)
+
+    def _put_in_force(self, limits: Limits) -> None:
+        if limits != self.limits:
+            self.epoch += 1
+            self._batcher.set_limits(self.group, limits, self.epoch)
 
     def _learn_capacity(self, now: float) -> None:
         """What executors have said since the last tick: their capacity, and what did not fit."""

@@ -49,11 +49,24 @@ class Observer(Listener):
         watched: Collection[str] = (),
     ) -> None:
         self.tiers = {tier.name: TierRecord(tier, started) for tier in tiers}
-        counted = [record.tier for name, record in self.tiers.items() if name in watched]
-        self.executors = {name: ExecutorRecord(started, counted) for name in executors}
+        self.executors = {name: ExecutorRecord(started) for name in executors}
         self.started = started
         self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}
+        self.watch(watched)
+
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Count misses against these targets from now on; what is known of the others stays."""
+        for tier in tiers:
+            self.tiers[tier.name].retier(tier)
+        self.watch(self._watched)
+
+    def watch(self, tiers: Collection[str]) -> None:
+        """Count the seats of these tiers from now on."""
+        self._watched = tiers
+        counted = [record.tier for name, record in self.tiers.items() if name in tiers]
+        for record in self.executors.values():
+            record.watched = counted
 
     def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
         """Begin the step model of an executor with what it measured before it was ready.

@@ -87,6 +87,7 @@ class TierRecord:
     def __init__(self, tier: Tier, started: float) -> None:
         self.tier = tier
         self.targets = tier.targets.named()
+        self._started = started
         self.metrics: dict[Metric, Measured] = {
             "ttft": Measured.build(SLOW_S, started),
             "itl": Measured.build(FAST_S, started),
@@ -96,6 +97,15 @@ class TierRecord:
         self.request_itl = Measured.build(SLOW_S, started)
         self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
         self._passages = Slots(Passage, resolution_s=SLOW_S, horizon_s=HORIZON_S)
+
+    def retier(self, tier: Tier) -> None:
+        """Take other promises. Where a target is another one, its metric starts again: the misses
+        were counted against the old one."""
+        before, self.tier, self.targets = self.targets, tier, tier.targets.named()
+        for metric, target_s in self.targets.items():
+            if before.get(metric) != target_s:
+                resolution_s = FAST_S if metric == "itl" else SLOW_S
+                self.metrics[metric] = Measured.build(resolution_s, self._started)
 
     def passing(self, now: float) -> Passage:
         """Where to add what happens to requests now."""
@@ -167,8 +177,8 @@ class ExecutorRecord:
     """The recent past of one executor, and its step model. `watched` are the tiers whose seats are
     counted."""
 
-    def __init__(self, started: float, watched: Sequence[Tier] = ()) -> None:
-        self._watched = watched
+    def __init__(self, started: float) -> None:
+        self.watched: Sequence[Tier] = ()
         self.model = StepModel()
         self.times = Window(resolution_s=FAST_S, horizon_s=HORIZON_S)
         self.started = started
@@ -210,7 +220,7 @@ class ExecutorRecord:
         if sample.prefill_tokens == 0:
             totals.pure_steps += k
             totals.pure_s += sample.duration_s
-        for tier in self._watched:
+        for tier in self.watched:
             cap = seat_cap(tier, seats.limits)
             most = limit if cap is None else min(cap, limit)
             taken = seats.by_tier.get(tier.name, 0)

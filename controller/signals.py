@@ -42,12 +42,13 @@ class SignalSource:
         self._batcher = batcher
         self._observer = observer
         self._group = group
-        self._windows = windows
+        self.windows = windows
 
     def freeze(
         self,
         now: float,
         *,
+        wall_s: float,
         interval_s: float,
         devices: Mapping[str, Device],
         last: Applied | None,
@@ -75,6 +76,7 @@ class SignalSource:
             executors=executors,
             model=model,
             last=last,
+            wall_s=wall_s,
         )
 
     def alone(self, signals: Signals, tier: Tier, now: float, *, last: Applied | None) -> Signals:
@@ -85,7 +87,7 @@ class SignalSource:
 
     def _totals(self, seats: ExecutorSeats, now: float) -> StepTotals:
         """Steps under the limits in force: those before a change say nothing about it."""
-        windows = self._windows
+        windows = self.windows
         return self._observer.executors[seats.name].totals(
             now - windows.fast_s,
             reach=now - windows.at_most_s,
@@ -102,7 +104,7 @@ class SignalSource:
     def _executor(
         self, seats: ExecutorSeats, totals: StepTotals, now: float, *, device: Device
     ) -> ExecutorSignals:
-        record, windows = self._observer.executors[seats.name], self._windows
+        record, windows = self._observer.executors[seats.name], self.windows
         span_s = max(min(windows.fast_s, now - record.started), 1e-9)
         recent = record.totals(now - span_s, reach=now - span_s, at_least=0)
         times = record.times.last(
@@ -141,7 +143,7 @@ class SignalSource:
         model: StepEstimate | None,
         epoch: int,
     ) -> TierSignals:
-        tier, windows = record.tier, self._windows
+        tier, windows = record.tier, self.windows
         queue = self._batcher.queues[tier.name]
         oldest = queue.oldest()
         passed = record.passed(now - windows.slow_s)

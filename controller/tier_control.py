@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from controller.asking import Answer, Question
+from controller.asking import Answer, Named, Question
+from controller.config_control import GuardConfig
 from controller.decision import SHORT_OF_TIER, TierDecision
 from controller.guard import Envelope, Guard
 from controller.signals import SignalSource
@@ -19,7 +20,7 @@ NO_TIERS: Mapping[str, TierLimits] = MappingProxyType({})
 
 
 class TierControl:
-    """One tier's own policy in one group of executors.
+    """One tier's own policy in one group of executors; `configured` is the one it began with.
 
     It sees the tier alone: its seats are `max_batch_size`, its hold `wait_timeout_s`. A proposal
     passes the gates that one for all limits passes, and seats stay between 1 and B, or the tier's
@@ -29,8 +30,16 @@ class TierControl:
     def __init__(self, tier: Tier, succession: Succession, guard: Guard) -> None:
         self.tier = tier
         self.succession = succession
+        self.configured: Named = succession.policy
         self.guard = guard
         self._last: Applied | None = None
+
+    def reconfigure(
+        self, tier: Tier, *, guard: GuardConfig, envelope: Envelope, min_samples: int
+    ) -> None:
+        """Work by other rules, and for a tier with other bounds, from the next tick on."""
+        self.tier = tier
+        self.guard.reconfigure(guard, alone(envelope), min_samples=min_samples)
 
     def question(
         self, source: SignalSource, signals: Signals, *, limits: Limits, now: float
@@ -79,20 +88,42 @@ class TierControl:
         )
 
 
-def joined(
-    limits: Limits, *, known: Collection[str], own: Mapping[str, Limits], envelope: Envelope
+def alone(envelope: Envelope) -> Envelope:
+    """The hard range of a tier's limits in a group of which this is the range."""
+    return replace(envelope, low=replace(envelope.low, max_batch_size=1))
+
+
+def with_tiers(
+    common: Limits,
+    current: Limits,
+    decided: Sequence[TierDecision],
+    *,
+    known: Collection[str],
+    envelope: Envelope,
 ) -> Limits:
-    """The limits of a group with those of its tiers: of `own` what their policies came to, of the
-    other `known` ones what the group's policy wrote, within bounds."""
+    """The limits of a group with those of its tiers.
+
+    Tiers with a policy of their own have what `decided` says, unless that is what all have and it
+    was not written down before; of the other `known` ones stands what the group's policy wrote,
+    within bounds.
+    """
+    ruled = {one.tier for one in decided}
     tiers = {
-        name: _bounded(written, limits.max_batch_size, envelope=envelope)
-        for name, written in limits.tiers.items()
-        if name in known
+        name: _bounded(written, common.max_batch_size, envelope=envelope)
+        for name, written in common.tiers.items()
+        if name in known and name not in ruled
     }
-    tiers |= {
-        name: TierLimits(mine.max_batch_size, mine.wait_timeout_s) for name, mine in own.items()
-    }
-    return replace(limits, tiers=MappingProxyType(tiers))
+    for one in decided:
+        if one.judged != one.before or one.tier in current.tiers:
+            mine = one.judged
+            tiers[one.tier] = TierLimits(mine.max_batch_size, mine.wait_timeout_s)
+    return replace(common, tiers=MappingProxyType(tiers))
+
+
+def without(limits: Limits, tiers: Collection[str]) -> Limits:
+    """The same limits, with nothing of these tiers' own."""
+    rest = {name: own for name, own in limits.tiers.items() if name not in tiers}
+    return replace(limits, tiers=MappingProxyType(rest))
 
 
 def _bounded(written: TierLimits, size: int, *, envelope: Envelope) -> TierLimits:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from controller.asking import Answer, Named, Question, answer_to
+from policies.contract import Policy
 from policies.registry import TYPES
 
 # Whoever answers within this decides in the same tick. The event loop waits so long at most, once
@@ -27,32 +28,44 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A question that a thread has, and its answer once it is there."""
+    """A question that a thread has, and its answer once it is there. Policies are not made to be
+    asked twice at once: where an earlier thread still has this one, it waits for that."""
 
     question: Question
     since: float
+    after: threading.Thread | None
     done: threading.Event = field(default_factory=threading.Event)
     answer: Answer | None = None
 
     def work(self) -> None:
         """What the thread does."""
+        if self.after is not None:
+            self.after.join()
         self.answer = answer_to(self.question)
         self.done.set()
 
 
 class Abandoned:
-    """Threads whose answer nobody waits for any more, of all loops together."""
+    """Policies whose answer nobody waits for any more, of all loops together, with the threads that
+    still have them."""
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
+        self._busy: list[tuple[Policy, threading.Thread]] = []
 
-    def add(self, thread: threading.Thread) -> None:
+    def add(self, policy: Policy, thread: threading.Thread) -> None:
         """Nobody waits for this one."""
-        self._threads.append(thread)
+        self._busy.append((policy, thread))
+
+    def thread_of(self, policy: Policy) -> threading.Thread | None:
+        """The last thread that still has this policy."""
+        return next((thread for one, thread in reversed(self._running()) if one is policy), None)
 
     def __len__(self) -> int:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        return len(self._threads)
+        return len(self._running())
+
+    def _running(self) -> list[tuple[Policy, threading.Thread]]:
+        self._busy = [(policy, thread) for policy, thread in self._busy if thread.is_alive()]
+        return self._busy
 
 
 class ThreadAsker:
@@ -62,14 +75,14 @@ class ThreadAsker:
     and are tested to answer, and a thread that is woken late on a busy machine would only make
     their decisions late. Everybody else's code (`module:Class`, installed packages, and policies
     that others may be named to) gets a thread. Who has not answered within `patience_s` is looked
-    at again at the next tick, and given up after `timeout_s`; what it says then is not heard.
+    at again at the next tick, and given up after `timeout_s()`; what it says then is not heard.
     """
 
     def __init__(
         self,
         abandoned: Abandoned,
         *,
-        timeout_s: float,
+        timeout_s: Callable[[], float],
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,11 +120,12 @@ class ThreadAsker:
         )
 
     def _pose(self, question: Question, now: float) -> _Open:
-        posed = _Open(question, now)
+        policy = question.named.policy
+        posed = _Open(question, now, self._abandoned.thread_of(policy))
         thread = threading.Thread(
             target=posed.work, name=f"policy {question.named.name}", daemon=True
         )
-        self._open[id(question.named.policy)] = posed, thread
+        self._open[id(policy)] = posed, thread
         thread.start()
         return posed
 
@@ -125,7 +139,7 @@ class ThreadAsker:
             assert posed.answer is not None
             told = posed.answer
             return Answer(told.state, told.proposal, told.told, waited_s)
-        if waited_s < self._timeout_s:
+        if waited_s < self._timeout_s():
             return Answer("slow", waited_s=max(waited_s, self._patience_s))
         self._give_up(key)
         return Answer("hung", waited_s=waited_s)
@@ -136,8 +150,8 @@ class ThreadAsker:
             self._give_up(key)
 
     def _give_up(self, key: int) -> None:
-        _, thread = self._open.pop(key)
-        self._abandoned.add(thread)
+        posed, thread = self._open.pop(key)
+        self._abandoned.add(posed.question.named.policy, thread)
 
 
 def is_own(named: Named) -> bool:

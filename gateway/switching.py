@@ -95,7 +95,7 @@ def _built(kind: str, parameters: Mapping[str, Any], count: int) -> Sequence[Nam
     """So many of it, each with a state of its own. Raises InvalidRequest."""
     wrong = problems(kind, parameters)
     if wrong:
-        keys = ["type" if key is None else f"parameters.{key}" for key, _ in wrong]
+        keys = [".".join(["parameters", *map(str, path)]) if path else "type" for path, _ in wrong]
         told = [f"{key}: {message}" for key, (_, message) in zip(keys, wrong, strict=True)]
         raise InvalidRequest("; ".join(told), param=keys[0])
     given = MappingProxyType(dict(parameters))

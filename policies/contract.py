@@ -230,7 +230,8 @@ class Signals:
     """Everything that was seen in the last window, once a tick.
 
     `interval_s` is the time since the previous tick. `age_s` is the age of the newest executor
-    report (None: there never was one). `tiers` come highest priority first.
+    report (None: there never was one). `tiers` come highest priority first. `wall_s` is the time of
+    day, as Unix seconds: for rules that go by the calendar, never for measuring.
     """
 
     interval_s: float
@@ -239,6 +240,7 @@ class Signals:
     executors: tuple[ExecutorSignals, ...] = ()
     model: StepEstimate | None = None
     last: Applied | None = None
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

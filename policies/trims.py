@@ -33,7 +33,9 @@ class Trims:
         itl = [verdict for verdict in verdicts if verdict.metric == "itl"]
         causes = {verdict.cause for verdict in itl if verdict.state == "breach"}
         room, back = all(one.state == "room" for one in itl), self.back_per_s * passed_s
-        cut_rows, cut_prompts = Cause.DECODE in causes, Cause.PREFILL in causes
+        # What has no memory stands still, and so does whoever joins it.
+        cut_rows = Cause.DECODE in causes or Cause.MEMORY in causes
+        cut_prompts = Cause.PREFILL in causes
         if cut_rows:
             self.rows = max(self.least, self.rows * self.backoff)
         elif room:

@@ -118,10 +118,10 @@ class Rig:
             history=100,
             stopwatch=lambda: 0.0,
             mode=mode,
-            tiers=[tier_control(tier, own[tier.name]) for tier in tiers if tier.name in own],
             shadows=[Named(name, Scripted(rule)) for name, rule in shadows.items()],
             asker=asker,
         )
+        loop.rule_tiers([tier_control(one, own[one.name]) for one in tiers if one.name in own])
         return cls(stage, loop, observer, policy)
 
     @property

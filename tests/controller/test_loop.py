@@ -32,6 +32,11 @@ class TestSignals:
         rig.stage.poll()
         assert request.times.dispatched == rig.stage.now
 
+    def test_the_time_of_day_comes_with_the_signals(self) -> None:
+        rig = Rig.build()
+        rig.loop.tick(5.0, wall=1.7e9, devices={})
+        assert rig.policy.seen[-1].wall_s == 1.7e9
+
     def test_what_steps_held_is_averaged_over_the_window(self) -> None:
         rig = Rig.build(size=4)
         for _ in range(3):

@@ -22,7 +22,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.abandoned = Abandoned()
-        self.asker = ThreadAsker(self.abandoned, timeout_s=1.0, patience_s=0.0)
+        self.asker = ThreadAsker(self.abandoned, timeout_s=lambda: 1.0, patience_s=0.0)
         self.made: list[Blocked] = []
 
     def blocked(self) -> Named:
@@ -46,7 +46,7 @@ def stage() -> Iterator[Stage]:
 
 
 def test_a_policy_of_somebodys_own_that_answers_decides_in_the_same_tick() -> None:
-    asker = ThreadAsker(Abandoned(), timeout_s=1.0, patience_s=PATIENCE_S)
+    asker = ThreadAsker(Abandoned(), timeout_s=lambda: 1.0, patience_s=PATIENCE_S)
     policy = Blocked()
     policy.gate.set()
     (answer,) = asker.ask([Question(Named("mine:Own", policy), SIGNALS, LIMITS)], 0.0)
@@ -67,7 +67,7 @@ def test_what_it_raises_is_a_failure(stage: Stage) -> None:
         def decide(self, signals: Signals, limits: Limits) -> Proposal:
             raise RuntimeError("no")
 
-    asker = ThreadAsker(Abandoned(), timeout_s=1.0, patience_s=PATIENCE_S)
+    asker = ThreadAsker(Abandoned(), timeout_s=lambda: 1.0, patience_s=PATIENCE_S)
     (answer,) = asker.ask([Question(Named("mine:Broken", Broken()), SIGNALS, LIMITS)], 0.0)
     assert answer == Answer("failed", told="RuntimeError: no")
 
@@ -107,6 +107,22 @@ def test_one_that_is_no_longer_asked_is_not_waited_for(stage: Stage) -> None:
     stage.ask(stage.blocked(), now=0.0)
     stage.ask(now=0.25)
     assert len(stage.abandoned) == 1
+
+
+def test_one_that_is_asked_again_meanwhile_is_not_asked_twice_at_once(stage: Stage) -> None:
+    slow = stage.blocked()
+    stage.ask(slow, now=0.0)
+    stage.ask(now=0.25)
+    assert stage.ask(slow, now=0.5) == [Answer("slow")]
+    (policy,) = stage.made
+    assert len(policy.threads) == 1
+    policy.let_go()
+    for thread in threading.enumerate():
+        if thread.name == "policy mine:Blocked":
+            thread.join(PATIENCE_S)
+    (answer,) = stage.ask(slow, now=0.75)
+    assert (answer.state, answer.waited_s) == ("answered", 0.25)
+    assert len(policy.threads) == 2
 
 
 def test_after_too_many_abandoned_ones_no_more_of_their_kind_are_taken(stage: Stage) -> None:

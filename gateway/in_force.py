@@ -1,0 +1,166 @@
+"""How a running daemon takes another configuration: what can fail comes first, the rest at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from controller.config import Config
+from controller.core import (
+    Core,
+    named,
+    named_fallback,
+    reconfigure,
+    rule_tiers,
+    starting_limits,
+)
+from controller.errors import ConfigError
+from controller.loop import ControlLoop, Named
+from controller.shadows import Shadows
+from gateway import logs
+from gateway.dispatcher import Dispatcher
+from gateway.front import Front, access_of, settings_of
+from gateway.promises import Promises
+from gateway.ticker import Ticker
+from policies.contract import Limits, Signals
+from policies.registry import PolicyError
+
+# The policy whose limits are the configured ones.
+STATIC = "static"
+SetUpLogs = Callable[[str, Literal["auto", "console", "json"]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A configuration with all that is built of it. `policies` are those that take over, by group:
+    none where the ones there are go on; likewise `fallbacks` and `shadows`. `tiers` has by group
+    the policies of all tiers that have one of their own, those that go on among them."""
+
+    config: Config
+    front: Front
+    policies: Mapping[str, Named]
+    fallbacks: Mapping[str, Named]
+    shadows: Mapping[str, list[Named]]
+    tiers: Mapping[str, Mapping[str, Named]]
+
+
+class InForce:
+    """The configuration that a daemon runs by. `environ` has the secrets of keys and tokens."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        environ: Mapping[str, str],
+        core: Core,
+        front: Front,
+        dispatcher: Dispatcher,
+        ticker: Ticker,
+        promises: Promises,
+        set_up_logs: SetUpLogs = logs.set_up,
+    ) -> None:
+        self.config = config
+        self._environ = environ
+        self._core = core
+        self._front = front
+        self._dispatcher = dispatcher
+        self._ticker = ticker
+        self._promises = promises
+        self._set_up_logs = set_up_logs
+
+    def prepare(self, new: Config) -> Prepared:
+        """Build what another configuration takes. Raises ConfigError where that cannot be."""
+        settings = settings_of(new, created=self._front.settings.created)
+        front = Front.build(settings, access_of(new), environ=self._environ)
+        old, control = self.config, new.control
+        groups = self._core.loops
+        fallbacks: dict[str, Named] = {}
+        shadows: dict[str, list[Named]] = {}
+        try:
+            policies = {
+                group: _policy(new) for group, loop in groups.items() if _gives_way(loop, old, new)
+            }
+            if control.fallback != old.control.fallback:
+                fallbacks = {group: named_fallback(control) for group in groups}
+            if control.shadows != old.control.shadows:
+                shadows = {group: [named(one) for one in control.shadows] for group in groups}
+            tiers = {group: _of_tiers(loop, old, new) for group, loop in groups.items()}
+            for group, policy in policies.items():
+                if (why := groups[group].refusal(policy)) is not None:
+                    raise PolicyError(why)
+        except PolicyError as error:
+            raise ConfigError(f"control.policy: {error}") from error
+        return Prepared(new, front, policies, fallbacks, shadows, tiers)
+
+    def apply(self, prepared: Prepared) -> None:
+        """Put it in force, between two events. What can fail has been done by `prepare`."""
+        new, old = prepared.config, self.config
+        tiers = new.tier_list()
+        self._core.batcher.retier(tiers)
+        self._core.batcher.hold_by(new.control.hold)
+        self._core.observer.retier(tiers)
+        self._core.observer.watch(new.tier_policies())
+        self._promises.retier(tiers)
+        for group, loop in self._core.loops.items():
+            fallback = prepared.fallbacks.get(group)
+            reconfigure(loop, new.control, new.envelope, fallback=fallback)
+            own = prepared.tiers[group]
+            rule_tiers(loop, tiers, own, control=new.control, envelope=new.envelope)
+            if (shadows := prepared.shadows.get(group)) is not None:
+                loop.shadows = Shadows(shadows)
+            if (policy := prepared.policies.get(group)) is not None:
+                if new.control.policy.type == STATIC:
+                    loop.begin_again(starting_limits(new.limits))
+                loop.switch(policy)
+        self._front.become(prepared.front)
+        if new.control.interval != old.control.interval:
+            self._ticker.every(new.control.interval)
+        if new.log != old.log:
+            self._set_up_logs(new.log.level, new.log.format)
+        self.config = new
+        # Who waits may have a seat now, and executors have to hear of new limits.
+        self._dispatcher.pump()
+
+
+def notes(old: Config, new: Config) -> list[str]:
+    """What of a change is not what somebody might expect of it."""
+    if old.limits == new.limits or new.control.policy.type == STATIC:
+        return []
+    return [
+        f"limits: policy '{new.control.policy.type}' goes on from the limits in force; "
+        "these are where it begins at the next start"
+    ]
+
+
+def _gives_way(loop: ControlLoop, old: Config, new: Config) -> bool:
+    """Whether a loop gets another policy. `static` holds the configured limits, so that it is
+    another one where these are; one that was put in force by hand since stays."""
+    if old.control.policy != new.control.policy:
+        return True
+    configured = new.control.policy.type
+    return configured == STATIC == loop.policy.name and old.limits != new.limits
+
+
+def _policy(config: Config) -> Named:
+    written, limits = config.control.policy, starting_limits(config.limits)
+    made = named(written)
+    if written.type == STATIC:
+        _fix(made, limits)
+    return made
+
+
+def _of_tiers(loop: ControlLoop, old: Config, new: Config) -> dict[str, Named]:
+    """The policies of tiers in a group: where the configured one is the same, the one there is."""
+    here = {control.tier.name: control.configured for control in loop.tiers}
+    before = old.tier_policies()
+    return {
+        tier: here[tier] if tier in here and before.get(tier) == written else named(written)
+        for tier, written in new.tier_policies().items()
+    }
+
+
+def _fix(named: Named, limits: Limits) -> None:
+    """Ask `static` for the first time: it holds what it was shown then, for ever, and at its next
+    question somebody's hand may hold other limits in force."""
+    named.policy.decide(Signals(interval_s=0.0, age_s=None), limits)
