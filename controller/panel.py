@@ -41,7 +41,7 @@ def ask_all(
     now: float,
 ) -> Answers:
     """Ask everybody at once, so that none waits for another."""
-    own = [control.question(source, signals, limits=limits, now=now) for control in tiers]
+    own = [control.question(source, signals, limits=limits) for control in tiers]
     beside = shadows.questions(signals, limits)
     answers = asker.ask([Question(policy, signals, limits), *own, *beside], now)
     of_tiers, of_shadows = answers[1 : 1 + len(own)], answers[1 + len(own) :]

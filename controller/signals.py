@@ -43,6 +43,8 @@ class SignalSource:
         self._observer = observer
         self._group = group
         self.windows = windows
+        # What the steps came to, of each executor, when the signals were frozen last.
+        self._seen: list[tuple[ExecutorSeats, StepTotals]] = []
 
     def freeze(
         self,
@@ -56,6 +58,7 @@ class SignalSource:
         """Everything that was seen, with the number of samples behind it."""
         members = [s for s in self._batcher.executors.values() if s.group == self._group]
         totals = {seats.name: self._totals(seats, now) for seats in members}
+        self._seen = [(seats, totals[seats.name]) for seats in members]
         model = self._model(members)
         executors = tuple(
             self._executor(seats, totals[seats.name], now, device=devices.get(seats.name, Device()))
@@ -79,11 +82,10 @@ class SignalSource:
             wall_s=wall_s,
         )
 
-    def alone(self, signals: Signals, tier: Tier, now: float, *, last: Applied | None) -> Signals:
-        """These signals as the tier's own policy sees them; `last` is what became of its last
-        proposal."""
-        members = [s for s in self._batcher.executors.values() if s.group == self._group]
-        return alone(signals, tier, [(s, self._totals(s, now)) for s in members], last=last)
+    def alone(self, signals: Signals, tier: Tier, *, last: Applied | None) -> Signals:
+        """The signals that were frozen last, as the tier's own policy sees them; `last` is what
+        became of its last proposal."""
+        return alone(signals, tier, self._seen, last=last)
 
     def _totals(self, seats: ExecutorSeats, now: float) -> StepTotals:
         """Steps under the limits in force: those before a change say nothing about it."""

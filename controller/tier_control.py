@@ -41,9 +41,7 @@ class TierControl:
         self.tier = tier
         self.guard.reconfigure(guard, alone(envelope), min_samples=min_samples)
 
-    def question(
-        self, source: SignalSource, signals: Signals, *, limits: Limits, now: float
-    ) -> Question:
+    def question(self, source: SignalSource, signals: Signals, *, limits: Limits) -> Question:
         """What its policy is asked, the group's limits being these."""
         seats = seat_cap(self.tier, limits)
         size = limits.max_batch_size
@@ -52,7 +50,7 @@ class TierControl:
             limits.max_batch_tokens,
             wait_of(self.tier, limits),
         )
-        alone = source.alone(signals, self.tier, now, last=self._last)
+        alone = source.alone(signals, self.tier, last=self._last)
         return Question(self.succession.policy, alone, mine)
 
     def judge(
