@@ -12,9 +12,9 @@ class Door:
     """Places for those who wait, and for some to come.
 
     `waiting` requests are there, of together `tokens` of work, `prompts` of those in prompts, and
-    `size` bytes; `reserved` are places for those who are on their way. Places held by requests that were
-    given back by an executor do not count against new ones: those were admitted once and are never
-    turned away a second time.
+    `size` bytes; `reserved` are places for those who are on their way. Places held by requests that
+    were given back by an executor do not count against new ones: those were admitted once and are
+    never turned away a second time.
     """
 
     def __init__(self, tier: Tier) -> None:
