@@ -109,10 +109,10 @@ class Slo:
             wanted = self._batches(model, shape, signals, limits)
         else:
             wanted = self._steps(model, shape, limits, cut)
-        size, tokens = limits.max_batch_size, limits.max_batch_tokens
+        tokens = limits.max_batch_tokens
         proposed = with_limits(
             limits,
-            size=self._moved(size, wanted.size, size_bound(signals), urgent=wanted.size_urgent),
+            size=self._size(limits.max_batch_size, wanted, size_bound(signals)),
             tokens=self._moved(
                 tokens, wanted.tokens, tokens_bound(signals), urgent=wanted.tokens_urgent
             ),
@@ -182,6 +182,14 @@ class Slo:
         steps = (self._traffic.new.value or 1.0) if shape.runs_to_completion else 1.0
         tightest_s = min((s for _, s in ttft_targets(self._traffic.tiers)), default=math.inf)
         return round(min(model.a * steps / 2, self._parameters.hold * tightest_s), 3)
+
+    def _size(self, before: int, wanted: _Wanted, bound: float | None) -> int:
+        after = self._moved(before, wanted.size, bound, urgent=wanted.size_urgent)
+        # What few rows say of many is little, and as long as they are few nobody feels the limit:
+        # it would only be in the way of the next burst.
+        unfelt = (bound or 0.0) < self._parameters.binding
+        unfelt = unfelt and (self._traffic.rows.value or 0.0) <= after
+        return before if after < before and unfelt and not wanted.size_urgent else after
 
     def _moved(self, before: int, wanted: float, bound: float | None, *, urgent: bool) -> int:
         """Where a limit goes: not for a trifle, and up only where it binds."""

@@ -90,8 +90,14 @@ def test_what_does_not_bind_does_not_grow() -> None:
 
 def test_it_shrinks_at_once_whether_anything_binds_or_not() -> None:
     wide = Limits(64, 4096, 0.0)
-    limits = slo().decide(seen(size_bound=0.0, tokens_bound=0.0), wide).limits
-    assert (limits.max_batch_size, limits.max_batch_tokens) == (40, 1210)
+    # 50 rows take 120 ms, which leaves no time for any prompt.
+    limits = slo().decide(seen(rows=50.0, size_bound=0.0, tokens_bound=0.0), wide).limits
+    assert (limits.max_batch_size, limits.max_batch_tokens) == (40, 40)
+
+
+def test_a_limit_that_nobody_feels_stays_for_the_next_burst() -> None:
+    wide = Limits(64, 1210, 0.0)
+    assert slo().decide(seen(size_bound=0.0), wide).limits.max_batch_size == 64
 
 
 def test_trifles_move_nothing() -> None:
