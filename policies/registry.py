@@ -17,6 +17,11 @@ TYPES: Mapping[str, str] = {
     "static": "policies.static:Static",
     "threshold": "policies.threshold:Threshold",
     "aimd": "policies.aimd:Aimd",
+    "gradient": "policies.gradient:Gradient",
+    "latency_model": "policies.latency_model:LatencyModel",
+    "sla_search": "policies.sla_search:SlaSearch",
+    "hill_climb": "policies.hill_climb:HillClimb",
+    "schedule": "policies.schedule:Schedule",
 }
 ENTRY_POINTS = "headway.policies"
 
