@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-# As in `my_rules.night:Night`; an address or a time of day has no letter behind the colon.
-_NAMED = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# As in `my_rules.night:Night`: neither an address nor a time of day, nor limits as in `static:B=4`.
+_NAMED = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*:[A-Za-z_]\w*(?![\w=])")
 _YAML = (".yaml", ".yml")
 # What in the environment overrides the configuration.
 _PREFIX = "HEADWAY__"

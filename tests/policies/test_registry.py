@@ -9,7 +9,7 @@ import pytest
 
 from policies import registry
 from policies.contract import Limits, Proposal, Signals
-from policies.registry import PolicyError, build, load, problems, types
+from policies.registry import TYPES, PolicyError, build, load, problems, types
 from tests.policies.signals import LIMITS, seen
 
 
@@ -46,7 +46,7 @@ def test_an_installed_package_adds_a_type_by_an_entry_point(
     monkeypatch.setattr(
         registry, "entry_points", lambda *, group: [point] if group == point.group else []
     )
-    assert list(types()) == ["mine", "static", "threshold", "aimd"]
+    assert list(types()) == ["mine", *TYPES]
     assert load("mine") is Mine
 
 
@@ -64,7 +64,7 @@ def test_an_entry_point_does_not_take_the_place_of_a_type_of_the_table(
         ("treshold", "unknown policy 'treshold'; did you mean threshold? (your own: module:Class)"),
         (
             "magic",
-            "unknown policy 'magic'; there are static, threshold, aimd (your own: module:Class)",
+            f"unknown policy 'magic'; there are {', '.join(TYPES)} (your own: module:Class)",
         ),
         (
             "no_such_module:X",
