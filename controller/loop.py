@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from controller.batcher import Batcher
+from controller.config_control import GuardConfig
 from controller.decision import Decision
 from controller.gates import Code
-from controller.guard import NAMES, Guard, Judged
+from controller.guard import NAMES, Envelope, Guard, Judged
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
+from controller.records import Windows
 from controller.signals import Device, SignalSource
 from policies.contract import GuardNote, Limits, Policy, Proposal, Signals, TierLimits
 
@@ -121,6 +123,39 @@ class ControlLoop:
         """Let the policy have the limits again from the next tick, as they were before the pin."""
         if self.pin is not None:
             self.pin = replace(self.pin, until=-math.inf)
+
+    def switch(self, policy: Named) -> None:
+        """Ask this policy from the next tick on; it goes on from the limits in force."""
+        self.policy, self.fallen_back, self._failures = policy, False, 0
+
+    def begin_again(self, limits: Limits) -> None:
+        """Put limits in force at once, within the envelope, for the policy to go on from; where
+        others are held by hand, these are in force afterwards."""
+        within = self.guard.envelope.within(limits)
+        if self.pin is not None:
+            self.pin = replace(self.pin, before=within)
+        elif within != self.limits:
+            self.epoch += 1
+            self._batcher.set_limits(self.group, within, self.epoch)
+
+    def reconfigure(
+        self,
+        *,
+        guard: GuardConfig,
+        envelope: Envelope,
+        windows: Windows,
+        fallback: Named | None,
+        history: int,
+    ) -> None:
+        """Work by other rules from the next tick on; what was learnt and decided stays.
+
+        Limits outside the envelope are moved into it at once. `fallback` None: the one there is.
+        """
+        self.guard.reconfigure(guard, envelope, min_samples=windows.min_samples)
+        self._source.windows = windows
+        self._fallback = fallback or self._fallback
+        self.decisions = deque(self.decisions, maxlen=history)
+        self.begin_again(self.limits if self.pin is None else self.pin.before)
 
     # --- the four steps ---------------------------------------------------------------------
 

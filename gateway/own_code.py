@@ -13,6 +13,7 @@ import yaml
 # As in `my_rules.night:Night`: neither an address nor a time of day, nor limits as in `static:B=4`.
 _NAMED = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*:[A-Za-z_]\w*(?![\w=])")
 _YAML = (".yaml", ".yml")
+_BEFORE_A_FILE = ("-c", "--config", "check")
 # What in the environment overrides the configuration.
 _PREFIX = "HEADWAY__"
 
@@ -33,9 +34,10 @@ def _folders(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
     variables = [value for name, value in environ.items() if name.startswith(_PREFIX)]
     if any(_NAMED.search(text) for text in (*words, *variables)):
         yield os.getcwd()
-    for word in words:
+    for before, word in zip(("", *words), words, strict=False):
         path = Path(word.partition("=")[2] if word.startswith("--config=") else word)
-        if path.suffix in _YAML and path.is_file() and _names_one(path):
+        said = before in _BEFORE_A_FILE or word.startswith("--config=")
+        if (said or path.suffix in _YAML) and path.is_file() and _names_one(path):
             yield os.getcwd()
             yield str(path.resolve().parent)
 

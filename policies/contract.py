@@ -151,9 +151,10 @@ class ExecutorSignals:
 
     `shape` is None until it was ready once.
 
-    `size_bound` is the fraction of steps in which `max_batch_size` was reached, `tokens_bound`
-    likewise for `max_batch_tokens`. `stalled` sequences stood still for want of KV.
-    `returned` requests were given back in the window (errors, memory).
+    `size_bound` is the fraction of steps (of batches, where they run to their end) in which
+    `max_batch_size` was reached, `tokens_bound` that of the steps with prompts in which
+    `max_batch_tokens` was. `stalled` sequences stood still for want of KV. `returned` requests were
+    given back in the window (errors, memory).
     """
 
     name: str

@@ -21,6 +21,7 @@ TYPES: Mapping[str, str] = {
     "latency_model": "policies.latency_model:LatencyModel",
     "sla_search": "policies.sla_search:SlaSearch",
     "hill_climb": "policies.hill_climb:HillClimb",
+    "slo": "policies.slo:Slo",
     "schedule": "policies.schedule:Schedule",
 }
 ENTRY_POINTS = "headway.policies"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from controller.config import Config
 from controller.config_executors import ContinuousExecutor
 from controller.config_keys import schema
+from controller.config_load import Source
 from controller.config_reference import markdown
 from controller.errors import ConfigError
 from gateway import cli, daemon
@@ -30,7 +31,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a daemon was started with; none really starts."""
     started: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, source: Source) -> int:
+        assert source.read().config == config
         started.append(config)
         return 3
 

@@ -82,7 +82,7 @@ def test_a_schedule_with_entries_around_another_policy_conforms() -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 @given(st.lists(st.tuples(signals, limits), min_size=1, max_size=5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_second_source_of_signals_finds_nothing_either(
     name: str, given: list[tuple[Signals, Limits]]
 ) -> None:
