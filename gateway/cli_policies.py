@@ -17,10 +17,18 @@ Type = Annotated[str, typer.Argument(metavar="TYPE", help="A name of the list, o
 
 
 @app.command("list")
-def list_policies() -> None:
+def list_policies(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The reference of all parameters instead.")
+    ] = False,
+) -> None:
     """Print every policy type with what it is for."""
+    from policies.reference import markdown as reference
     from policies.registry import PolicyError, load, types
 
+    if markdown:
+        typer.echo(reference(), nl=False)
+        return
     for name, target in types().items():
         try:
             words = (load(name).__doc__ or "").strip().split("\n")[0]
@@ -32,17 +40,9 @@ def list_policies() -> None:
 @app.command("show")
 def show_policy(type_: Type) -> None:
     """Print what a policy does and its parameters, with units, ranges and defaults."""
-    from policies.parameters import Described, describe
+    from policies.parameters import describe
+    from policies.reference import default_of, range_of
     from policies.registry import PolicyError, load
-
-    def line(one: Described) -> str:
-        bounded = one.low is not None or one.high is not None
-        low, high = ("" if bound is None else f"{bound:g}" for bound in (one.low, one.high))
-        words = [one.type, f"[{low}..{high}]" if bounded else "", one.unit]
-        about = " ".join(filter(None, words))
-        nested = one.default is None and one.type == "mapping"
-        default = f", default {_yaml(one.default)}"
-        return f"  {one.name}: {about}{', required' if one.required else '' if nested else default}"
 
     try:
         policy = load(type_)
@@ -52,7 +52,12 @@ def show_policy(type_: Type) -> None:
     described = describe(policy.Parameters)
     typer.echo("\nparameters:" if described else "\nIt has no parameters.")
     for one in described:
-        typer.echo(f"{line(one)}\n      {one.doc}")
+        about = " ".join(filter(None, (one.type, range_of(one), one.unit)))
+        default = default_of(one)
+        told = (
+            f", {default}" if default == "required" else f", default {default}" if default else ""
+        )
+        typer.echo(f"  {one.name}: {about}{told}\n      {one.doc}")
 
 
 @app.command("test")
@@ -87,12 +92,3 @@ def _values(given: list[str] | None) -> dict[str, Any]:
         except yaml.YAMLError:
             fail(f"--parameters {key}={text}: the value is not valid YAML")
     return values
-
-
-def _yaml(value: Any) -> str:
-    """A default as one would write it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_yaml, value))}]"
-    return "{}" if value == {} else str(value)
