@@ -42,9 +42,9 @@ class HillClimb:
         window_s: float = parameter(
             30.0, "A size is judged after this long: `control.slow_window`.", low=1, high=600
         )
-        step: float = parameter(0.1, "The first step.", low=0.01, high=1, unit="fraction of B")
+        step: float = parameter(0.25, "The first step.", low=0.01, high=1, unit="fraction of B")
         largest_step: float = parameter(
-            0.4, "No step is larger.", low=0.01, high=1, unit="fraction of B"
+            0.5, "No step is larger.", low=0.01, high=1, unit="fraction of B"
         )
         smallest_step: float = parameter(
             0.02, "No step is smaller.", low=0.001, high=1, unit="fraction of B"
