@@ -1,4 +1,4 @@
-"""What docs/policies.md says is so: the example runs as it stands, and the tables are the code's."""
+"""What docs/policies.md says is so: its example runs as it stands, its tables are the code's."""
 
 from __future__ import annotations
 
