@@ -9,11 +9,14 @@ import signal
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli_policies import app as policies
+from gateway.complaint import fail, pairs
 from gateway.names import ForeignPackage, check_packages
+from gateway.own_code import reach
 
 if TYPE_CHECKING:
     from controller.config import Config
@@ -26,7 +29,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-policies = typer.Typer(help="The rules that propose limits.", no_args_is_help=True)
 app.add_typer(policies, name="policies")
 
 # Commands of the package above this one, which may import the gateway and is not imported by it:
@@ -55,10 +57,10 @@ def serve(
     # Until the daemon can take it, a hang-up is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if config is None and model is None:
-        _fail("name a configuration with -c FILE, or a model's folder with --model DIR")
+        fail("name a configuration with -c FILE, or a model's folder with --model DIR")
     flags = {"executors.0.model": model, "server.host": host, "server.port": port}
     overrides = {key: json.dumps(value) for key, value in flags.items() if value is not None}
-    source, loaded = _load(config, overrides | _pairs(set_))
+    source, loaded = _load(config, overrides | _set(set_))
     # The daemon brings aiohttp and all of the core; nothing else here needs them.
     from gateway.daemon import serve as run
 
@@ -72,7 +74,7 @@ def check(
     set_: Set = None,
 ) -> None:
     """Say whether a configuration is right, or list everything that is wrong with it."""
-    _, loaded = _load(file, _pairs(set_))
+    _, loaded = _load(file, _set(set_))
     executors = ", ".join(f"{e.name} ({e.kind}, {e.model})" for e in loaded.executors)
     typer.echo(f"ok: {file}")
     typer.echo(f"  listens on {loaded.server.host}:{loaded.server.port}")
@@ -91,7 +93,7 @@ def diff(
     """Print what a reload from OLD to NEW would change. Fails where something needs a restart."""
     from controller.config_diff import changes
 
-    overrides = _pairs(set_)
+    overrides = _set(set_)
     found = changes(_load(old, overrides)[1], _load(new, overrides)[1])
     for change in found:
         why = "" if change.restart is None else f"  ({change.restart})"
@@ -131,40 +133,6 @@ def profile(context: typer.Context) -> None:
     _hand_over("profile", context.args)
 
 
-@policies.command("list")
-def list_policies() -> None:
-    """Print every policy type with what it is for."""
-    from policies.registry import PolicyError, load, types
-
-    for name, target in types().items():
-        try:
-            words = (load(name).__doc__ or "").strip().split("\n")[0]
-        except PolicyError as error:
-            words = f"cannot be used: {error}"
-        typer.echo(f"{name:<14} {words}  [{target}]")
-
-
-@policies.command("show")
-def show_policy(type_: Annotated[str, typer.Argument(metavar="TYPE")]) -> None:
-    """Print what a policy does and its parameters, with ranges and defaults."""
-    import inspect
-
-    from policies.parameters import describe
-    from policies.registry import PolicyError, load
-
-    try:
-        policy = load(type_)
-    except PolicyError as error:
-        _fail(str(error))
-    typer.echo(inspect.getdoc(policy) or "")
-    described = describe(policy.Parameters)
-    typer.echo("\nparameters:" if described else "\nIt has no parameters.")
-    for one in described:
-        bounds = f"[{'' if one.low is None else one.low}..{'' if one.high is None else one.high}]"
-        default = "required" if one.default is None else f"default {one.default}"
-        typer.echo(f"  {one.name}: {one.type} {bounds}, {default}\n      {one.doc}")
-
-
 def _hand_over(command: str, words: list[str]) -> None:
     module, _, name = COMMANDS[command].partition(":")
     getattr(importlib.import_module(module), name)(words)
@@ -175,10 +143,8 @@ def main() -> None:
     try:
         check_packages()
     except ForeignPackage as error:
-        _fail(str(error))
-    # A policy of the user's own, `module:Class`, may lie in the folder where they work; last on
-    # the path it cannot take the place of anything installed.
-    sys.path.append(os.getcwd())
+        fail(str(error))
+    reach(sys.argv[1:], os.environ)
     app()
 
 
@@ -192,19 +158,8 @@ def _load(path: Path | None, overrides: dict[str, str]) -> tuple[Source, Config]
     except ConfigError as error:
         lines = str(error).splitlines()
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-        _fail("\n".join([f"{count} in the configuration", *(f"  {line}" for line in lines)]))
+        fail("\n".join([f"{count} in the configuration", *(f"  {line}" for line in lines)]))
 
 
-def _pairs(given: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for text in given or ():
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            _fail(f"--set {text}: should be KEY=VALUE, such as log.level=debug")
-        pairs[key] = value
-    return pairs
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"headway: {message}", err=True)
-    raise SystemExit(1)
+def _set(given: list[str] | None) -> dict[str, str]:
+    return pairs(given, option="--set", example="log.level=debug")

@@ -19,6 +19,7 @@ from controller.config_load import Loaded, Source
 from controller.errors import ConfigError
 from gateway.front import Front
 from gateway.in_force import InForce, notes
+from gateway.own_code import reach
 from metrics.instruments import Instruments
 
 # How often the file is looked at. It has to look the same twice: an editor may still be writing.
@@ -101,6 +102,8 @@ class Reloader:
 
     def _read(self) -> Loaded:
         self._watch.note()
+        # The file may name a policy of the user's own by now.
+        reach(("-c", str(self._source.path)), self._source.env)
         return self._source.read()
 
     # --- who asks for it --------------------------------------------------------------------

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from policies.contract import Cause, Limits, Proposal, Signals, Verdict
 from policies.parameters import parameter
-from policies.reading import itl_in_words, size_bound, verdicts_on_itl, with_size
+from policies.reading import (
+    itl_in_words,
+    not_binding,
+    size_bound,
+    verdicts_on_itl,
+    with_size,
+)
 
 
 class Aimd:
@@ -71,12 +77,11 @@ class Aimd:
         if tightest.state != "room":
             cause = f", cause {tightest.cause}" if tightest.cause else ""
             return self._size, f"{itl_in_words(tier, tightest)}{cause}: {tightest.state}"
-        bound = size_bound(signals)
-        if bound is None or bound < self._parameters.binding:
-            seen = "unknown" if bound is None else f"{bound:.0%}"
-            return self._size, f"room, but B does not bind (reached in {seen} of the steps)"
+        if idle := not_binding(signals, self._parameters.binding):
+            return self._size, f"room, but {idle}"
         grown = self._size + max(1.0, self._parameters.growth * self._size)
-        return grown, f"{itl_in_words(tier, tightest)}, B reached in {bound:.0%} of the steps"
+        reached = f"B reached in {size_bound(signals):.0%} of the steps"
+        return grown, f"{itl_in_words(tier, tightest)}, {reached}"
 
     @staticmethod
     def _shrinks(verdict: Verdict) -> bool:

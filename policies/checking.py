@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from policies.parameters import Path, Problem, Refused, keys, nested, optional
 
-_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text, in quotes"}
 
 
 def check(parameters: type[Any], given: Mapping[str, Any]) -> list[Problem]:

@@ -107,7 +107,7 @@ def _described(parameters: type[Any], prefix: str) -> Iterator[Described]:
             type=_type_name(hint),
             required=required,
             # What a nested one holds by default stands with its own parameters.
-            default=None if required or within is not None else default,
+            default=None if required or hint is within else default,
             low=about.get("low"),
             high=about.get("high"),
             unit=about.get("unit") or _unit(field.name),

@@ -16,6 +16,23 @@ def verdicts_on_itl(signals: Signals) -> Iterator[tuple[str, Verdict]]:
                 yield tier.name, verdict
 
 
+def present(signals: Signals) -> list[TierSignals]:
+    """The tiers that run or wait: the promises to others cannot be broken now."""
+    return [tier for tier in signals.tiers if tier.running or tier.queued]
+
+
+def tightest_itl(signals: Signals, *, at_least: int = 0) -> tuple[str, Verdict] | None:
+    """Tier and verdict of the shortest target on inter-token latency among the tiers that run or
+    wait, of those with `at_least` so many samples."""
+    known = [
+        (tier.name, verdict)
+        for tier in present(signals)
+        for verdict in tier.verdicts
+        if verdict.metric == "itl" and verdict.samples >= at_least
+    ]
+    return min(known, key=lambda pair: pair[1].target_s, default=None)
+
+
 def itl_targets(tiers: Iterable[TierSignals]) -> list[tuple[str, float]]:
     """Tier and target on inter-token latency (seconds), the tightest first."""
     return _targets(tiers, "itl")
@@ -38,6 +55,16 @@ def size_bound(signals: Signals) -> float | None:
     """
     known = [e.size_bound for e in signals.executors if e.ready and e.size_bound is not None]
     return max(known, default=None)
+
+
+def not_binding(signals: Signals, least: float) -> str | None:
+    """Why B must not grow: it was reached in less than the fraction `least` of the steps; None
+    when it was."""
+    bound = size_bound(signals)
+    if bound is not None and bound >= least:
+        return None
+    seen = "unknown" if bound is None else f"{bound:.0%}"
+    return f"B does not bind (reached in {seen} of the steps)"
 
 
 def tokens_bound(signals: Signals) -> float | None:

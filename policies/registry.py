@@ -17,7 +17,12 @@ TYPES: Mapping[str, str] = {
     "static": "policies.static:Static",
     "threshold": "policies.threshold:Threshold",
     "aimd": "policies.aimd:Aimd",
+    "gradient": "policies.gradient:Gradient",
+    "latency_model": "policies.latency_model:LatencyModel",
+    "sla_search": "policies.sla_search:SlaSearch",
+    "hill_climb": "policies.hill_climb:HillClimb",
     "slo": "policies.slo:Slo",
+    "schedule": "policies.schedule:Schedule",
 }
 ENTRY_POINTS = "headway.policies"
 

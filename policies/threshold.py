@@ -9,8 +9,8 @@ from policies.contract import Limits, Proposal, Signals, Utilization, Verdict
 from policies.parameters import parameter
 from policies.reading import (
     itl_in_words,
+    not_binding,
     queued_per_seat,
-    size_bound,
     throughput,
     utilization,
     verdicts_on_itl,
@@ -114,10 +114,8 @@ class Threshold:
         used = utilization(signals)
         if used is None:
             return "nothing says how busy the device is"
-        bound = size_bound(signals)
-        if bound is None or bound < wanted.binding:
-            seen = "unknown" if bound is None else f"{bound:.0%}"
-            return f"B does not bind (reached in {seen} of the steps)"
+        if idle := not_binding(signals, wanted.binding):
+            return idle
         again = self._left is not None and wanted_size >= self._left
         factor = wanted_size / size if again else 1.0
         for tier, verdict in verdicts_on_itl(signals):

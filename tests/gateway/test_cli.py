@@ -16,7 +16,6 @@ from controller.config_reference import markdown
 from controller.errors import ConfigError
 from gateway import cli, daemon
 from gateway.assembly import assemble
-from policies.registry import TYPES
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,54 +108,6 @@ def test_a_setting_without_a_value_is_refused(served: list[Config]) -> None:
 def test_schema_prints_what_editors_and_what_people_read() -> None:
     assert json.loads(run("schema")[1]) == schema()
     assert run("schema", "--markdown")[1] == markdown()
-
-
-def test_policies_are_listed_with_what_they_do() -> None:
-    lines = run("policies", "list")[1].splitlines()
-    assert [line.split()[0] for line in lines] == list(TYPES)
-    assert lines[0] == (
-        "static         Proposes the limits that were in force when it was first asked, for ever."
-        "  [policies.static:Static]"
-    )
-
-
-def test_a_policy_is_shown_with_ranges_defaults_and_meaning() -> None:
-    shown = run("policies", "show", "aimd")[1]
-    assert (
-        "  backoff: float [0.1..0.99], default 0.9\n      B is multiplied by this at a breach.\n"
-        in shown
-    )
-    assert run("policies", "show", "static")[1].endswith("\nIt has no parameters.\n")
-
-
-def test_an_unknown_policy_is_told_the_nearest() -> None:
-    assert run("policies", "show", "admd") == (
-        1,
-        "",
-        "headway: unknown policy 'admd'; did you mean aimd? (your own: module:Class)\n",
-    )
-
-
-def test_a_policy_in_the_folder_of_work_is_found(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from policies.static import Static\nclass Mine(Static):\n    'All mine.'\n"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from gateway.cli import main; main()",
-            "policies",
-            "show",
-            "mine:Mine",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-    assert (done.stdout, done.stderr) == ("All mine.\n\nIt has no parameters.\n", "")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,96 @@ def seen(
     return Signals(interval_s=0.25, age_s=0.01, tiers=(tier,), executors=(executor,))
 
 
+CONTINUOUS = Shape(
+    max_seqs=256,
+    max_step_tokens=8192,
+    kv_tokens=66_000,
+    runs_to_completion=False,
+    splits_prefill=True,
+)
+WHOLE = replace(CONTINUOUS, runs_to_completion=True, splits_prefill=False)
+# A step takes 20 ms, and a sequence with 500 tokens of context 0.5 + 0.5 ms.
+MODEL = StepEstimate(
+    a=0.02,
+    b=1e-6,
+    c=5e-4,
+    c_above=5e-4,
+    knee=1000,
+    d=1e-4,
+    e=0.0,
+    sigma_s=0.0,
+    samples=1000,
+    identifiable=True,
+)
+
+
+def spread(p50: float, samples: int = 40) -> Quantiles:
+    """A distribution of which only the median is of interest."""
+    return Quantiles(samples=samples, mean=p50, p50=p50, p90=p50, p99=p50)
+
+
+def served(
+    *tiers: TierSignals,
+    model: StepEstimate | None = MODEL,
+    shape: Shape | None = CONTINUOUS,
+    size_bound: float | None = 0.8,
+    running: int = 16,
+    mean_batch: float = 16.0,
+    mean_context: float = 500.0,
+    mean_prefill: float = 0.0,
+    kv: float | None = None,
+    tokens_per_s: float | None = 200.0,
+    interval_s: float = 0.25,
+    wall_s: float | None = None,
+) -> Signals:
+    """Tiers on one executor of which everything is known."""
+    executor = ExecutorSignals(
+        name="main",
+        ready=True,
+        running=running,
+        free_seats=0,
+        steps=40,
+        mean_batch=mean_batch,
+        mean_context=mean_context,
+        mean_prefill=mean_prefill,
+        size_bound=size_bound,
+        tokens_per_s=tokens_per_s,
+        kv=kv,
+        shape=shape,
+    )
+    return Signals(
+        interval_s=interval_s,
+        age_s=0.01,
+        tiers=tiers,
+        executors=(executor,),
+        model=model,
+        wall_s=wall_s,
+    )
+
+
+def tier(
+    name: str = "paid",
+    *verdicts: Verdict,
+    running: int = 16,
+    itl: Quantiles | None = None,
+    e2e: Quantiles | None = None,
+    passed: Passed | None = None,
+) -> TierSignals:
+    """A tier that runs."""
+    return TierSignals(
+        name=name,
+        priority=1,
+        queued=0,
+        queued_tokens=0,
+        oldest_wait_s=None,
+        running=running,
+        itl=itl,
+        e2e=e2e,
+        verdicts=verdicts,
+        passed=passed or Passed(),
+    )
+
+
 fractions = st.floats(min_value=0, max_value=1)
 seconds = st.floats(min_value=0, max_value=1e4)
 counts = st.integers(min_value=0, max_value=100_000)
