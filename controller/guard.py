@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from controller.config_control import GuardConfig
-from controller.gates import Code, Gates, Memory, throughput
+from controller.gates import Code, Gates, Memory, has_room, throughput
 from policies.contract import GuardNote, LimitName, Limits, Signals
 
 NAMES: tuple[LimitName, ...] = ("max_batch_size", "max_batch_tokens", "wait_timeout_s")
@@ -182,7 +182,8 @@ class Guard:
             code, detail = refusal
             notes.append(GuardNote(name, code, detail))
             return old
-        most = max(old * self._config.slew, self._least(name))
+        known = name == "max_batch_size" and has_room(signals, min(new, 2 * old))
+        most = max(old * (1.0 if known else self._config.slew), self._least(name))
         if self.reversals(name) > self._config.reversals:
             notes.append(
                 GuardNote(

@@ -86,7 +86,7 @@ class ControlLoop:
         begun = self._stopwatch()
         self._learn_capacity(now)
         before = self.limits
-        signals = self._look(now, devices)
+        signals = self._look(now, wall, devices)
         self._batcher.admission.press(_excess(signals))
         # Whose answer this is, also when it is the last one before the fallback.
         asked = self.policy.name
@@ -159,11 +159,13 @@ class ControlLoop:
 
     # --- the four steps ---------------------------------------------------------------------
 
-    def _look(self, now: float, devices: Mapping[str, Device]) -> Signals:
+    def _look(self, now: float, wall: float, devices: Mapping[str, Device]) -> Signals:
         interval_s = 0.0 if self._last_tick is None else max(0.0, now - self._last_tick)
         self._last_tick = now
         last = self.decisions[-1].applied if self.decisions else None
-        return self._source.freeze(now, interval_s=interval_s, devices=devices, last=last)
+        return self._source.freeze(
+            now, wall_s=wall, interval_s=interval_s, devices=devices, last=last
+        )
 
     def _ask(self, signals: Signals, limits: Limits) -> tuple[Proposal, str]:
         """The policy's answer; a policy that raises leaves the limits as they are."""

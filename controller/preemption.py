@@ -142,19 +142,21 @@ class Preemptor:
             at = surplus + number - 1
             return None if step_s is None else ends[at] * step_s if at < len(ends) else math.inf
 
-        waiting, victims = queue.firsts(coming + 1), None
-        number = coming
+        # Where the limit has fallen, the first seats that come back are nobody's.
+        number = max(0, coming - surplus)
+        waiting, victims, chosen = queue.firsts(number + 1), None, 0
         while number < len(waiting):
             wait = partial(wait_s, number + 1)
             if not self._is_urgent(waiting[number], seats, wait, verdict=verdict, now=now):
                 return
             if victims is None:
                 victims = self._victims(seats, queue.tier, verdict)
-                waiting = queue.firsts(coming + len(victims))
-                if not victims:
-                    return
-            verdict.seats.append((seats, victims[number - coming]))
-            number += 1
+                waiting = queue.firsts(max(0, coming + len(victims) - surplus))
+            needed = surplus + number + 1 - coming
+            if number >= len(waiting):
+                return
+            verdict.seats += [(seats, seat) for seat in victims[chosen:needed]]
+            chosen, number = needed, number + 1
 
     def _is_urgent(
         self,

@@ -92,6 +92,8 @@ class TierRecord:
             "itl": Measured.build(FAST_S, started),
             "e2e": Measured.build(SLOW_S, started),
         }
+        # The mean of each request that finished: what the target speaks of.
+        self.request_itl = Measured.build(SLOW_S, started)
         self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
         self._passages = Slots(Passage, resolution_s=SLOW_S, horizon_s=HORIZON_S)
 
@@ -118,8 +120,8 @@ class TierRecord:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit,
-    `pure_steps` and `pure_s` those that prefilled nothing."""
+    """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit, the
+    latter of those with prompts; `pure_steps` and `pure_s` those that prefilled nothing."""
 
     steps: int = 0
     step_s: float = 0.0
@@ -173,7 +175,7 @@ class ExecutorRecord:
         if seats.capacity is not None and report.kv_tokens is not None:
             self.kv = report.kv_tokens / seats.capacity.kv_tokens
         sample, k = report.sample, report.steps
-        if sample is None or k == 0:
+        if sample is None or k == 0 or seats.capacity is None:
             return
         self.last_report, self.epoch, self.utilization = now, report.epoch, report.utilization
         self.times.add(sample.duration_s / k, now, epoch=report.epoch)
@@ -186,8 +188,12 @@ class ExecutorRecord:
         totals.context += k * sample.context_tokens
         totals.prefill += k * sample.prefill_tokens
         totals.fill += k * min(1.0, sample.sequences / limit)
-        totals.size_bound += k * (len(seats.seats) >= limit)
-        totals.tokens_bound += k * (sample.prefill_tokens + sample.decodes >= seats.step_tokens)
+        # A batch that runs to its end is as large as it was when it began.
+        if sample.prefill_tokens or not seats.capacity.runs_to_completion:
+            totals.size_bound += k * (len(seats.seats) >= limit)
+        if sample.prefill_tokens:
+            reached = sample.prefill_tokens + sample.decodes >= seats.step_tokens
+            totals.tokens_bound += k * reached
         totals.tokens += sum(len(tokens.ids) for tokens in report.tokens)
         totals.returned += len(report.returned)
         totals.stalled += len(report.stalled)
