@@ -14,11 +14,12 @@ import msgspec
 import structlog
 from aiohttp import hdrs, web
 
+from controller.config import Config
 from controller.config_diff import Change, changes
 from controller.config_load import Loaded, Source
 from controller.errors import ConfigError
 from gateway.front import Front
-from gateway.in_force import InForce, notes
+from gateway.in_force import InForce, Prepared, notes
 from metrics.instruments import Instruments
 
 # How often the file is looked at. It has to look the same twice: an editor may still be writing.
@@ -82,8 +83,15 @@ class Reloader:
 
     async def _reload(self) -> Reloaded:
         old = self._in_force.config
-        # Checking builds policies, which may be anybody's: streams go on meanwhile.
-        loaded = await asyncio.to_thread(self._read)
+        # Policies are built, which may be anybody's code: streams go on meanwhile.
+        found, prepared = await asyncio.to_thread(self._prepare, old)
+        self._in_force.apply(prepared)
+        return Reloaded(tuple(found), tuple(notes(old, prepared.config)))
+
+    def _prepare(self, old: Config) -> tuple[list[Change], Prepared]:
+        """Everything that takes time or can fail; changes nothing. Raises ConfigError."""
+        self._watch.note()
+        loaded = self._source.read()
         found = changes(old, loaded.config)
         refused = [
             f"{loaded.at(change.path)}: {change} needs a restart: {why}"
@@ -93,15 +101,9 @@ class Reloader:
         if refused:
             raise ConfigError("\n".join(refused))
         try:
-            prepared = self._in_force.prepare(loaded.config)
+            return found, self._in_force.prepare(loaded.config)
         except ConfigError as error:
             raise ConfigError(f"{_place(loaded, str(error))}: {error}") from error
-        self._in_force.apply(prepared)
-        return Reloaded(tuple(found), tuple(notes(old, loaded.config)))
-
-    def _read(self) -> Loaded:
-        self._watch.note()
-        return self._source.read()
 
     # --- who asks for it --------------------------------------------------------------------
 
