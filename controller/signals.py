@@ -9,6 +9,8 @@ from controller.batcher import Batcher
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
 from controller.records import ExecutorRecord, Passage, StepTotals, TierRecord, Windows
+from controller.tier_signals import alone
+from controller.tiers import Tier
 from controller.verdicts import TierView, verdicts
 from executor.contract import Capacity
 from metrics.window import Summary
@@ -76,6 +78,12 @@ class SignalSource:
             last=last,
             wall_s=wall_s,
         )
+
+    def alone(self, signals: Signals, tier: Tier, now: float, *, last: Applied | None) -> Signals:
+        """These signals as the tier's own policy sees them; `last` is what became of its last
+        proposal."""
+        members = [s for s in self._batcher.executors.values() if s.group == self._group]
+        return alone(signals, tier, [(s, self._totals(s, now)) for s in members], last=last)
 
     def _totals(self, seats: ExecutorSeats, now: float) -> StepTotals:
         """Steps under the limits in force: those before a change say nothing about it."""

@@ -105,8 +105,9 @@ class Keeper:
             left_s = remaining(ceiling, saved_at=saved_at, now=self._wall())
             if left_s > 0:
                 loop.guard.recall_ceiling(ceiling.tokens, left_s, self._clock())
-        # Who configures other limits wants to begin with these.
-        if loop.policy.name != STATIC and kept.began_with == self._begins_with:
+        # Who configures other limits wants to begin with these, and who observes moves none.
+        moves = loop.policy.name != STATIC and loop.mode == "apply"
+        if moves and kept.began_with == self._begins_with:
             was = kept.limits
             loop.begin_again(Limits(was.max_batch_size, was.max_batch_tokens, was.wait_timeout_s))
 

@@ -137,11 +137,16 @@ async def test_limits_that_are_configured_otherwise_now_are_begun_with(file: Pat
     assert model(second).estimate() == model(first).estimate()
 
 
-async def test_static_holds_what_is_configured(file: Path) -> None:
+@pytest.mark.parametrize(
+    "control", [{"policy": {"type": "static"}}, {"policy": {"type": "aimd"}, "mode": "observe"}]
+)
+async def test_where_no_policy_moves_them_limits_are_as_configured(
+    file: Path, control: dict[str, Any]
+) -> None:
     first = a_rig(file)
     await learn(first)
     keeper(first).save()
-    second = a_rig(file, control={"policy": {"type": "static"}})
+    second = a_rig(file, control=control)
     await second.ready()
     assert loop(second).limits == START
 
