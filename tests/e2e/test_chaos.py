@@ -89,10 +89,15 @@ async def change_the_configuration(daemon: Daemon, client: Client, rng: random.R
         assert response.status == 200, await response.text()
 
 
-async def an_operator_with_bad_habits(
+async def an_operator_with_a_better_idea(
     daemon: Daemon, client: Client, rng: random.Random, until: float
 ) -> None:
-    whims = random.Random(2)
+    while time.monotonic() < until:
+        await change_the_configuration(daemon, client, rng)
+        await asyncio.sleep(0.3)
+
+
+async def an_operator_with_bad_habits(client: Client, rng: random.Random, until: float) -> None:
     while time.monotonic() < until:
         state = await client.state()
         assert conserved(state)
@@ -104,7 +109,6 @@ async def an_operator_with_bad_habits(
             await client.put_limits(max_batch_size=rng.randint(1, 64), expires=rng.random() + 0.1)
         else:
             await client.put_limits(release=True)
-        await change_the_configuration(daemon, client, whims)
         await client.metrics()
         await client.get("/admin/decisions?count=1000")
         await asyncio.sleep(rng.random() * 0.4)
@@ -119,10 +123,13 @@ async def test_through_kills_stalls_reloads_and_disconnects_nothing_is_lost_or_m
         until = time.monotonic() + SECONDS
         users = [a_user(client, random.Random(user), until) for user in range(USERS)]
         operator = asyncio.create_task(
-            an_operator_with_bad_habits(daemon, client, random.Random(1), until - 1.0)
+            an_operator_with_bad_habits(client, random.Random(1), until - 1.0)
+        )
+        another = asyncio.create_task(
+            an_operator_with_a_better_idea(daemon, client, random.Random(2), until - 1.0)
         )
         seen = await asyncio.gather(*users)
-        await operator
+        await asyncio.gather(operator, another)
         answers = [one for user in seen for one in user if one is not None]
         assert {answer.ended for _, _, answer in answers} <= {"done", "error"}
         done = [one for one in answers if one[2].ended == "done"]
