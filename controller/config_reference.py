@@ -26,6 +26,9 @@ path with dots: `HEADWAY__SERVER__PORT=9000`, `HEADWAY__EXECUTORS__0__MODEL=/mod
 
 A file that names `tiers` names all of them, and so it is with `executors`.
 
+A running daemon takes a changed file, too; [a few keys need a
+restart](operations.md#change-the-configuration-while-it-runs).
+
 This page is made by `headway schema --markdown`.
 """
 

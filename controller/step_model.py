@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
 from executor.contract import StepSample
 from policies.contract import StepEstimate
 
@@ -30,6 +32,22 @@ _SCALE = (1.0, 1e3, 1.0, 1.0, 1e2, 1e5)
 _SIZE = len(_SCALE)
 
 Matrix = list[list[float]]
+
+
+class StepSums(msgspec.Struct, frozen=True):
+    """Everything that a step model knows, as plain numbers. `basis` is what the columns of the
+    moments mean: their units and the knee."""
+
+    basis: list[float]
+    moments: Matrix
+    answers: list[float]
+    gain: float
+    weight: float
+    rows: float
+    rows_squared: float
+    samples: int
+    variance: float
+    bias: float
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +103,44 @@ class StepModel:
             self._rescale()
         if self._fit is None and self._samples >= _ENOUGH:
             self._solve()
+
+    def sums(self) -> StepSums | None:
+        """What `from_sums` makes the same model of; None before there is a step."""
+        if not self._samples:
+            return None
+        return StepSums(
+            basis=[*_SCALE, float(self.knee)],
+            moments=[list(row) for row in self._moments],
+            answers=list(self._answers),
+            gain=self._gain,
+            weight=self._weight,
+            rows=self._rows,
+            rows_squared=self._rows_squared,
+            samples=self._samples,
+            variance=self._variance,
+            bias=self._bias,
+        )
+
+    @classmethod
+    def from_sums(cls, sums: StepSums) -> StepModel:
+        """The model that these are of. Raises ValueError for what no model has said."""
+        model = cls()
+        if sums.basis != [*_SCALE, float(model.knee)]:
+            raise ValueError("its columns are others")
+        rows = [*sums.moments, sums.answers]
+        if len(sums.moments) != _SIZE or any(len(row) != _SIZE for row in rows):
+            raise ValueError(f"it should be of {_SIZE} columns")
+        counted = (sums.weight, sums.rows, sums.rows_squared, sums.variance, *map(min, rows))
+        if not all(0 <= value < math.inf for value in counted + tuple(map(max, rows))):
+            raise ValueError("it has sums that are none")
+        if not (1 <= sums.gain <= _MOST_GAIN and sums.samples >= 1 and math.isfinite(sums.bias)):
+            raise ValueError("it has a weight that is none")
+        model._moments = [list(row) for row in sums.moments]
+        model._answers = list(sums.answers)
+        model._gain, model._weight = sums.gain, sums.weight
+        model._rows, model._rows_squared = sums.rows, sums.rows_squared
+        model._samples, model._variance, model._bias = sums.samples, sums.variance, sums.bias
+        return model
 
     def estimate(self) -> StepEstimate | None:
         """The model as it is now; None before there is a step to go by."""

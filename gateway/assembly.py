@@ -12,7 +12,7 @@ from aiohttp import web
 
 from controller.config import Config, RecordConfig
 from controller.config_load import Source
-from controller.core import build_core
+from controller.core import Core, build_core, starting_limits
 from controller.errors import ConfigError
 from controller.shadows import labels
 from executor.contract import DEMO_MODEL
@@ -23,6 +23,7 @@ from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
 from gateway.front import Front, access_of, settings_of
 from gateway.in_force import InForce
+from gateway.keeping import Keeper
 from gateway.metering import Meter, build_instruments
 from gateway.preparing import Preparer
 from gateway.promises import Promises
@@ -44,6 +45,7 @@ class Parts:
     recorder: Recorder | None
     in_force: InForce
     reloader: Reloader | None
+    keeper: Keeper | None
 
 
 def assemble(
@@ -55,7 +57,7 @@ def assemble(
     gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
     """Build and join everything. Raises ConfigError for secrets and models that cannot be found
-    and for a record that cannot be written.
+    and for a record or a state that cannot be written.
 
     `source` is where the configuration came from and is loaded from again; None: it stays for ever.
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
@@ -93,7 +95,14 @@ def assemble(
     meter.instruments.reload_successful.set(1)
     meter.instruments.reload_time.set(time.time())
     preparer = Preparer()
-    dispatcher = Dispatcher(batcher, observer, clock=clock, learn=preparer.learn)
+    keeper = _keeper(config, core, clock)
+    dispatcher = Dispatcher(
+        batcher,
+        observer,
+        clock=clock,
+        learn=preparer.learn,
+        recall=(lambda executor, capacity: None) if keeper is None else keeper.recall,
+    )
     processes = _processes(config, dispatcher, meter)
     promises = Promises(tiers, observer.estimate)
     dispatcher.executors.update(processes)
@@ -132,13 +141,25 @@ def assemble(
         reloader = Reloader(source, in_force, front, instruments=meter.instruments)
         app.router.add_post("/-/reload", reloader.post)
         app.router.add_put("/-/reload", reloader.post)
-    return Parts(dispatcher, processes, ticker, desk, app, recorder, in_force, reloader)
+    return Parts(dispatcher, processes, ticker, desk, app, recorder, in_force, reloader, keeper)
 
 
 def _recorder(written: RecordConfig) -> Recorder | None:
     if written.path is None:
         return None
     return Recorder(Path(written.path), max_bytes=written.max_size, keep=written.keep)
+
+
+def _keeper(config: Config, core: Core, clock: Callable[[], float]) -> Keeper | None:
+    if config.control.state_file is None:
+        return None
+    return Keeper(
+        Path(config.control.state_file),
+        core,
+        kinds={executor.name: executor.kind for executor in config.executors},
+        begins_with=starting_limits(config.limits),
+        clock=clock,
+    )
 
 
 def check_folders(config: Config) -> None:

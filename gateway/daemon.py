@@ -118,6 +118,8 @@ async def _serve(config: Config, source: Source) -> str:
             loop.create_task(_watch_executors(parts, stopping)),
             loop.create_task(parts.reloader.watch()),
         }
+        if parts.keeper is not None:
+            watching.add(loop.create_task(parts.keeper.run()))
         structlog.get_logger("headway").info("listening", address=address, pid=os.getpid())
         print(_welcome(address, config), flush=True)
         await stopping.drain.wait()
@@ -132,6 +134,8 @@ async def _serve(config: Config, source: Source) -> str:
         await _close(runner, HURRY_S if hurry else FLUSH_S)
         await asyncio.gather(*(process.stop(grace_s) for process in parts.processes.values()))
         parts.ticker.close()
+        if parts.keeper is not None:
+            parts.keeper.save()
         if parts.recorder is not None:
             parts.recorder.close()
     structlog.get_logger("headway").info("stopped")

@@ -35,7 +35,8 @@ class Sender(Protocol):
 class Dispatcher:
     """Drives the batcher in real time: calls it, carries its plans out, wakes when it asks.
 
-    `learn` is told what is served before anybody is: reading a tokenizer takes a while.
+    `learn` is told what is served before anybody is: reading a tokenizer takes a while. `recall` is
+    told which executor is ready before anything is learnt of it.
     All methods run on the event loop. Tokens go straight from a report to their sinks: no queue,
     no task. The methods `on_*` are the executors' events.
     """
@@ -47,6 +48,7 @@ class Dispatcher:
         *,
         clock: Callable[[], float],
         learn: Callable[[TextModel], object] = lambda text: None,
+        recall: Callable[[str, Capacity], None] = lambda executor, capacity: None,
     ) -> None:
         self.batcher = batcher
         self.executors: dict[str, Sender] = {}
@@ -59,6 +61,7 @@ class Dispatcher:
         self.given_up = asyncio.Event()
         self._observer = observer
         self._learn = learn
+        self._recall = recall
         self._sinks: dict[str, Sink] = {}
         self._text: TextModel | None = None
         self._capacity: Capacity | None = None
@@ -148,6 +151,7 @@ class Dispatcher:
         self._text, self._capacity = ready.text, ready.capacity
         self._learn(ready.text)
         self._load_s[name] = now - self._down_since.get(name, self._started)
+        self._recall(name, ready.capacity)
         self._observer.warmed_up(name, ready.warmup)
         self.batcher.on_ready(name, incarnation, ready.capacity, now)
         self._log.info(

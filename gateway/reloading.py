@@ -14,11 +14,12 @@ import msgspec
 import structlog
 from aiohttp import hdrs, web
 
+from controller.config import Config
 from controller.config_diff import Change, changes
 from controller.config_load import Loaded, Source
 from controller.errors import ConfigError
 from gateway.front import Front
-from gateway.in_force import InForce, notes
+from gateway.in_force import InForce, Prepared, notes
 from gateway.own_code import reach
 from metrics.instruments import Instruments
 
@@ -83,8 +84,17 @@ class Reloader:
 
     async def _reload(self) -> Reloaded:
         old = self._in_force.config
-        # Checking builds policies, which may be anybody's: streams go on meanwhile.
-        loaded = await asyncio.to_thread(self._read)
+        # Policies are built, which may be anybody's code: streams go on meanwhile.
+        found, prepared = await asyncio.to_thread(self._prepare, old)
+        self._in_force.apply(prepared)
+        return Reloaded(tuple(found), tuple(notes(old, prepared.config)))
+
+    def _prepare(self, old: Config) -> tuple[list[Change], Prepared]:
+        """Everything that takes time or can fail; changes nothing. Raises ConfigError."""
+        self._watch.note()
+        # The file may name a policy of the user's own by now.
+        reach(("-c", str(self._source.path)), self._source.env)
+        loaded = self._source.read()
         found = changes(old, loaded.config)
         refused = [
             f"{loaded.at(change.path)}: {change} needs a restart: {why}"
@@ -94,17 +104,9 @@ class Reloader:
         if refused:
             raise ConfigError("\n".join(refused))
         try:
-            prepared = self._in_force.prepare(loaded.config)
+            return found, self._in_force.prepare(loaded.config)
         except ConfigError as error:
             raise ConfigError(f"{_place(loaded, str(error))}: {error}") from error
-        self._in_force.apply(prepared)
-        return Reloaded(tuple(found), tuple(notes(old, loaded.config)))
-
-    def _read(self) -> Loaded:
-        self._watch.note()
-        # The file may name a policy of the user's own by now.
-        reach(("-c", str(self._source.path)), self._source.env)
-        return self._source.read()
 
     # --- who asks for it --------------------------------------------------------------------
 

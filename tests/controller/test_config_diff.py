@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,13 @@ def test_the_content_of_a_file_has_a_digest_and_a_file_that_is_gone_has_none(
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         source.digest()
+
+
+def test_the_page_for_operators_lists_what_needs_a_restart_and_why() -> None:
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    table = page.split("These need a restart")[1].split("\n\n")[1].splitlines()[2:]
+    told = [re.fullmatch(r"\| `([^`]+)`(?: \(.*\))? \| (.*) \|", row) for row in table]
+    assert {".".join(key): why for key, why in RESTART.items()} == {
+        found[1]: found[2] for found in told if found is not None
+    }
+    assert len(told) == len(RESTART)

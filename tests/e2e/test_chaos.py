@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.client import Answer, Client, conserved
 from tests.e2e.daemon import STEADY, Daemon, settings
@@ -72,6 +73,30 @@ async def a_user(client: Client, rng: random.Random, until: float) -> list[Any]:
     return seen
 
 
+async def change_the_configuration(daemon: Daemon, client: Client, rng: random.Random) -> None:
+    file = daemon.log_file.parent / "headway.yaml"
+    config = yaml.safe_load(file.read_text())
+    for name, tier in config["tiers"].items():
+        tier["order"] = rng.choice(["edf", "fcfs", "shortest"])
+        tier["targets"] = rng.choice([None, {"ttft": "1s"}, {"itl": "20ms", "e2e": "4s"}])
+        tier["min_share"] = rng.choice([0.0, 0.2])
+        tier["max_seats"] = rng.choice([None, 4]) if name != "paid" else None
+    config["control"]["policy"] = {"type": rng.choice(["threshold", "static", "slo"])}
+    config["control"]["hold"] = rng.choice(["fixed", "join_gain"])
+    config["limits"]["max_batch_size"] = rng.choice([4, 8, 16])
+    file.write_text(yaml.safe_dump(config))
+    async with client.session.post("/-/reload") as response:
+        assert response.status == 200, await response.text()
+
+
+async def an_operator_with_a_better_idea(
+    daemon: Daemon, client: Client, rng: random.Random, until: float
+) -> None:
+    while time.monotonic() < until:
+        await change_the_configuration(daemon, client, rng)
+        await asyncio.sleep(0.3)
+
+
 async def an_operator_with_bad_habits(client: Client, rng: random.Random, until: float) -> None:
     while time.monotonic() < until:
         state = await client.state()
@@ -89,7 +114,7 @@ async def an_operator_with_bad_habits(client: Client, rng: random.Random, until:
         await asyncio.sleep(rng.random() * 0.4)
 
 
-async def test_through_kills_stalls_moves_and_disconnects_nothing_is_lost_or_made_up(
+async def test_through_kills_stalls_reloads_and_disconnects_nothing_is_lost_or_made_up(
     daemon: Daemon,
 ) -> None:
     async with daemon.client() as client:
@@ -100,8 +125,11 @@ async def test_through_kills_stalls_moves_and_disconnects_nothing_is_lost_or_mad
         operator = asyncio.create_task(
             an_operator_with_bad_habits(client, random.Random(1), until - 1.0)
         )
+        another = asyncio.create_task(
+            an_operator_with_a_better_idea(daemon, client, random.Random(2), until - 1.0)
+        )
         seen = await asyncio.gather(*users)
-        await operator
+        await asyncio.gather(operator, another)
         answers = [one for user in seen for one in user if one is not None]
         assert {answer.ended for _, _, answer in answers} <= {"done", "error"}
         done = [one for one in answers if one[2].ended == "done"]

@@ -145,3 +145,16 @@ async def test_a_hang_up_is_no_end_before_and_after_the_executor_is_ready(start:
     assert await daemon.exit_code() == 0
     loaded = [r["why"] for r in daemon.log() if r["event"] == "configuration loaded"]
     assert loaded == ["SIGHUP", "SIGHUP", "the file changed"]
+
+
+async def test_loggers_in_use_take_another_level_and_format(start: Start) -> None:
+    daemon = start(settings()).listening()
+    async with daemon.client() as client:
+        await client.ready()
+        for log in ({"level": "error"}, {"level": "info", "format": "console"}):
+            file_of(daemon).write_text(yaml.safe_dump(settings(log=log)))
+            assert (await reload(client))[0] == 200
+    lines = [line for line in daemon.log_text().splitlines() if "configuration loaded" in line]
+    (last,) = lines
+    assert "log.level: error -> info" in last
+    assert not last.startswith("{")

@@ -148,3 +148,34 @@ def test_profile_hands_its_words_to_the_bench() -> None:
     status, _, errors = run("profile", "--out", "x.yaml")
     assert status == 1
     assert "headway: name a configuration with -c FILE" in errors
+
+
+def test_diff_says_what_a_reload_would_change(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text("limits: {max_batch_size: 8}\n")
+    new.write_text("limits: {max_batch_size: 9}\ncontrol: {interval: 1s}\n")
+    assert run("diff", old, old) == (0, "no difference\n", "")
+    assert run("diff", old, new) == (
+        0,
+        "live     limits.max_batch_size: 8 -> 9\nlive     control.interval: 250ms -> 1s\n",
+        "",
+    )
+    assert run("diff", old, new, "--set", "control.interval=1s")[1].splitlines() == [
+        "live     limits.max_batch_size: 8 -> 9"
+    ]
+
+
+def test_diff_fails_where_something_needs_a_restart_or_is_wrong(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text("server: {port: 1}\n")
+    new.write_text("server: {port: 2, access_log: true}\n")
+    assert run("diff", old, new) == (
+        1,
+        "restart  server.port: 1 -> 2  (the address is bound at the start)\n"
+        "live     server.access_log: false -> true\n",
+        "",
+    )
+    new.write_text("server: {port: x}\n")
+    code, out, told = run("diff", old, new)
+    assert (code, out) == (1, "")
+    assert f"{new}:1: server.port: should be a valid integer" in told

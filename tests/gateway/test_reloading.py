@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
+from controller.config import Config
 from controller.config_load import Source
 from gateway import reloading
 from gateway.assembly import Parts, assemble
+from gateway.in_force import Prepared
 from gateway.reloading import FileWatch, Reloader
 from tests.gateway.serving import Answer, Served, listening
 
@@ -192,6 +195,27 @@ async def test_what_is_wrong_is_listed_with_file_line_and_key_and_changes_nothin
     write(limits={"max_batch_size": 9})
     await reloader(parts).reload("again")
     assert metric(parts, "successful") == 1
+
+
+async def test_streams_go_on_while_it_is_read_and_built(
+    parts: Parts, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Policies may be anybody's code, and take their time."""
+    write(limits={"max_batch_size": 9})
+    turned, prepare = threading.Event(), parts.in_force.prepare
+
+    def slow(new: Config) -> Prepared:
+        assert turned.wait(10.0)
+        return prepare(new)
+
+    monkeypatch.setattr(parts.in_force, "prepare", slow)
+    loading = asyncio.create_task(reloader(parts).reload("by a test"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert parts.ticker.loops["default"].limits.max_batch_size == 16
+    turned.set()
+    await loading
+    assert parts.ticker.loops["default"].limits.max_batch_size == 9
 
 
 async def test_reloads_that_come_together_are_done_one_after_the_other(
