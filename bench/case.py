@@ -24,6 +24,7 @@ from controller.core import build_core
 from controller.hold import HoldRule
 from controller.tiers import Tier
 from executor.contract import SimulatedSettings
+from policies.parameters import told
 from policies.registry import TYPES, problems
 
 
@@ -85,8 +86,8 @@ class Contender:
         if size is not None and tokens is not None and tokens < size:
             raise BadContender(f"policy {text!r}: T={tokens} is below B={size}: each needs a token")
         if wrong := problems(head, words):
-            told = "; ".join(f"{key}: {message}" if key else message for key, message in wrong)
-            raise BadContender(f"policy {text!r}: {told}; limits are B, T, W, and queue, hold")
+            refusals = "; ".join(told(problem) for problem in wrong)
+            raise BadContender(f"policy {text!r}: {refusals}; limits are B, T, W, and queue, hold")
         return cls(text, head, words, size, tokens, wait_s, queue == "fifo", hold)
 
 

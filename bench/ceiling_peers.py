@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from controller.places import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, Feature, TextModel
-from gateway.app import Access, build_app, runner_of
+from gateway.app import build_app, runner_of
 from gateway.contract import Sink
+from gateway.front import Access
 from gateway.preparing import Preparer
 from gateway.settings import GatewaySettings, TierPlan
 from gateway.text import TokenLanguage

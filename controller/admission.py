@@ -113,6 +113,11 @@ class Admission:
                 "prompts are not split here"
             )
 
+    def retier(self) -> None:
+        """Take the tiers as the queues have them now: who is not sheddable any more is not shed."""
+        sheddable = {name for name, queue in self._queues.items() if queue.tier.sheddable}
+        self.shed = {name: chance for name, chance in self.shed.items() if name in sheddable}
+
     def press(self, excess: Mapping[str, float]) -> None:
         """Hear by how much more than allowed (a fraction of requests) tiers miss their targets:
         sheddable tiers below are turned away that often."""

@@ -70,6 +70,7 @@ class Batcher:
         )
         self._paces = {name: Pace(tiers) for name in groups}
         self._preemptor = Preemptor(self.queues, self.executors, self.forecast)
+        self._holder = Holder(hold, self.forecast, comers)
         self._former = Former(
             self.queues,
             self.scheduler,
@@ -77,7 +78,7 @@ class Batcher:
             forecast=self.forecast,
             preemptor=self._preemptor,
             paces=self._paces,
-            holder=Holder(hold, self.forecast, comers),
+            holder=self._holder,
             audience=self._audience,
         )
         self._triage = Triage(tuple(self.queues.values()), self.forecast)
@@ -226,6 +227,34 @@ class Batcher:
                 seats.bound(limits=limits, epoch=epoch)
                 if seats.ready:
                     self._owed_answer.add(seats.name)
+
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Put other promises and bounds of the tiers in force, for who comes from now on.
+
+        Who waits or runs goes on as it was promised when it came: nobody loses a place, a seat or
+        time. Raises ValueError where names or priorities are not those there are.
+        """
+        given = {tier.name: tier for tier in tiers}
+        here = {name: queue.tier.priority for name, queue in self.queues.items()}
+        if {name: tier.priority for name, tier in given.items()} != here:
+            raise ValueError("tiers should have the names and priorities that they have")
+        running: dict[str, list[Request]] = {name: [] for name in given}
+        for request in self.book.requests.values():
+            if request.state is State.RUNNING:
+                running[request.tier].append(request)
+        for name, tier in given.items():
+            if tier != self.queues[name].tier:
+                self.queues[name].retier(tier, running[name])
+        self.scheduler.retier()
+        self.admission.retier()
+        self._preemptor.retier()
+        self._former.retier()
+        for pace in self._paces.values():
+            pace.retier(given.values())
+
+    def hold_by(self, rule: HoldRule) -> None:
+        """Hold for company by another rule, from the next look on."""
+        self._holder.rule = rule
 
     def drain(self) -> None:
         """Take nothing new, and hold nothing for company any more."""

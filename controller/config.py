@@ -39,6 +39,8 @@ class ServerConfig(Section):
     """Length that a completion without `max_tokens` is thought to reach, for the accounts only."""
     access_log: Switch = False
     """Whether each request is logged at its end."""
+    watch_config: Switch = False
+    """Whether the file of the configuration is loaded again when it has changed."""
 
 
 class KeyConfig(Section):

@@ -263,8 +263,8 @@ def _control(config: Config) -> Iterator[Problem]:
 def _policies(config: Config) -> Iterator[Problem]:
     policy = config.control.policy
     path: Path = ("control", "policy")
-    for key, message in policy_problems(policy.type, policy.parameters):
-        yield Problem(path if key is None else (*path, "parameters", key), message)
+    for within, message in policy_problems(policy.type, policy.parameters):
+        yield Problem((*path, "parameters", *within) if within else path, message)
     for _, message in policy_problems(config.control.fallback, {}):
         yield Problem(("control", "fallback"), message)
 

@@ -49,7 +49,7 @@ class EnvelopeConfig(Section):
 class PolicyConfig(Section):
     """Which rule proposes limits."""
 
-    type: Annotated[str, Field(min_length=1)] = "aimd"
+    type: Annotated[str, Field(min_length=1)] = "slo"
     """A name that `headway policies list` shows, or `module:Class`."""
     parameters: Mapping[str, Any] = Field(default_factory=dict)
     """The policy's own parameters; `headway policies show TYPE` prints them."""
@@ -67,7 +67,8 @@ class GuardConfig(Section):
     cooldown_steps: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 2.0
     """The same in predicted steps; the longer of the two holds."""
     slew: Fraction = 0.25
-    """Largest growth in one tick, as a fraction (never less than one unit)."""
+    """Largest growth in one tick, as a fraction (never less than one unit). `max_batch_size` may
+    double where the step model is sure that targets are kept."""
     gpu_busy: Fraction = 0.95
     """Device utilisation from which growth needs a gain in throughput."""
     flat_gain: Fraction = 0.02
@@ -114,3 +115,5 @@ class ControlConfig(Section):
     """Decisions that are kept for `/admin/decisions`."""
     guard: GuardConfig = GuardConfig()
     """What a proposal must pass."""
+    state_file: Annotated[str, Field(min_length=1)] | None = None
+    """File in which step model, limits and memory ceilings outlive a restart; null: none does."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -18,28 +20,63 @@ from controller.errors import ConfigError
 PREFIX = "HEADWAY__"
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration that is right, and where each of its keys was written."""
+
+    config: Config
+    tree: Tree
+
+    def at(self, path: Path) -> str:
+        """`file:line` of a key, or of the nearest thing around it. API keys go by their names."""
+        if path[:2] == ("auth", "keys") and len(path) > 2:
+            names = [key.name for key in self.config.auth.keys]
+            index = names.index(str(path[2])) if path[2] in names else path[2]
+            path = (*path[:2], index, *path[3:])
+        return _at(self.tree.place(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a configuration comes from; each overrules the one before it.
+
+    The defaults, the YAML file at `path` (None: no file), variables `HEADWAY__SECTION__KEY` of
+    `env`, `overrides` (dotted key to value, as flags give them). Values of the last two are read
+    as YAML.
+    """
+
+    path: FilePath | None
+    env: Mapping[str, str]
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def digest(self) -> bytes:
+        """A hash of the file's content. Raises ConfigError where it cannot be read."""
+        return b"" if self.path is None else hashlib.sha256(_content(self.path)).digest()
+
+    def read(self) -> Loaded:
+        """Read and check it. Raises ConfigError that lists every problem, one a line, as
+        `place: key: what`."""
+        tree = Tree() if self.path is None else _file(self.path)
+        wrong = _lay_over(tree, self.env, self.overrides)
+        config, problems = check(tree)
+        wrong += [
+            f"{_at(tree.place(p.path))}: {dotted(p.path)}: {p.message}"
+            for p in sorted(problems, key=lambda p: tree.place(p.path))
+        ]
+        if wrong or config is None:
+            raise ConfigError("\n".join(wrong))
+        return Loaded(config, tree)
+
+
 def load(
     path: FilePath | str | None,
     *,
     env: Mapping[str, str],
     overrides: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read and check a configuration; each source overrules the one before it.
-
-    The defaults, the YAML file at `path` (None: no file), variables `HEADWAY__SECTION__KEY` of
-    `env`, `overrides` (dotted key to value, as flags give them). Values of the last two are read
-    as YAML. Raises ConfigError that lists every problem, one a line, as `place: key: what`.
-    """
-    tree = Tree() if path is None else _file(FilePath(path))
-    wrong = _lay_over(tree, env, overrides or {})
-    config, problems = check(tree)
-    wrong += [
-        f"{_at(tree.place(p.path))}: {dotted(p.path)}: {p.message}"
-        for p in sorted(problems, key=lambda p: tree.place(p.path))
-    ]
-    if wrong or config is None:
-        raise ConfigError("\n".join(wrong))
-    return config
+    """Read and check a configuration; see `Source`."""
+    file = None if path is None else FilePath(path)
+    return Source(file, env, overrides or {}).read().config
 
 
 def _at(place: Place) -> str:
@@ -47,11 +84,16 @@ def _at(place: Place) -> str:
     return f"{name}:{line}" if line else name
 
 
-def _file(path: FilePath) -> Tree:
+def _content(path: FilePath) -> bytes:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _file(path: FilePath) -> Tree:
+    try:
+        text = _content(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: should be UTF-8 text: {error.reason}") from error
     return read_yaml(text, name=str(path))

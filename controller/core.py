@@ -45,11 +45,10 @@ def build_core(
     """
     tiers = tuple(tiers)
     observer = Observer(tiers, groups, started=started)
-    begin = Limits(limits.max_batch_size, limits.max_batch_tokens, limits.wait_timeout)
     batcher = Batcher(
         tiers,
         groups,
-        begin,
+        starting_limits(limits),
         listeners=(observer, *listeners),
         estimate=observer.estimate,
         hold=control.hold,
@@ -70,23 +69,45 @@ def _loop(
     group: str,
     stopwatch: Callable[[], float],
 ) -> ControlLoop:
-    windows = Windows(
-        fast_s=control.fast_window,
-        slow_s=control.slow_window,
-        at_most_s=control.max_window,
-        min_samples=control.min_samples,
-    )
     policy = control.policy
     return ControlLoop(
         batcher,
         observer,
-        SignalSource(batcher, observer, group, windows),
+        SignalSource(batcher, observer, group, _windows(control)),
         group=group,
         policy=Named(policy.type, build_policy(policy.type, policy.parameters)),
         fallback=Named(control.fallback, build_policy(control.fallback, {})),
         guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
         history=control.history,
         stopwatch=stopwatch,
+    )
+
+
+def reconfigure(
+    loop: ControlLoop, control: ControlConfig, envelope: EnvelopeConfig, *, fallback: Named | None
+) -> None:
+    """Let a loop work by what is configured now, but for its policy; `fallback` None: the one that
+    it has."""
+    loop.reconfigure(
+        guard=control.guard,
+        envelope=_envelope(envelope),
+        windows=_windows(control),
+        fallback=fallback,
+        history=control.history,
+    )
+
+
+def starting_limits(written: LimitsConfig) -> Limits:
+    """The limits in force at start."""
+    return Limits(written.max_batch_size, written.max_batch_tokens, written.wait_timeout)
+
+
+def _windows(control: ControlConfig) -> Windows:
+    return Windows(
+        fast_s=control.fast_window,
+        slow_s=control.slow_window,
+        at_most_s=control.max_window,
+        min_samples=control.min_samples,
     )
 
 

@@ -75,7 +75,7 @@ class Former:
         self._forecast = forecast
         self._preemptor = preemptor
         self._paces = paces
-        self._sparing = Sparing([queue.tier for queue in queues.values()], forecast)
+        self._sparing = Sparing((), forecast)
         self._holder = holder
         self._scheduler = scheduler
         self._executors = executors
@@ -83,7 +83,13 @@ class Former:
         # Executors whose seats were left free, and whose next step may let somebody take them.
         self.waiting_for_steps: set[str] = set()
         self._waits: dict[str, tuple[int, float]] = {}
-        self._capped = any(queue.tier.max_seats is not None for queue in queues.values())
+        self.retier()
+
+    def retier(self) -> None:
+        """Take targets and caps as the queues' tiers have them now."""
+        tiers = [queue.tier for queue in self._queues.values()]
+        self._sparing.retier(tiers)
+        self._capped = any(tier.max_seats is not None for tier in tiers)
 
     def form(self, now: float, *, draining: bool) -> Formed:
         """Fill the seats that are free, one at a time, where the least work is."""

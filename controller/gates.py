@@ -9,6 +9,9 @@ from enum import StrEnum
 from controller.config_control import GuardConfig
 from policies.contract import ExecutorSignals, LimitName, Signals
 
+# One-sided 90 %, as the bounds of the miss fraction.
+ROOM_SIGMAS = 1.2816
+
 
 class Code(StrEnum):
     """What the guard did, as it stands in logs, metrics and answers."""
@@ -88,8 +91,10 @@ class Gates:
         """In what fraction of the steps the limit was reached; None where that is not counted."""
         if name == "wait_timeout_s":
             return None
-        field_ = "size_bound" if name == "max_batch_size" else "tokens_bound"
-        return sum((getattr(e, field_) or 0.0) * e.steps for e in steps) / count
+        if name == "max_batch_size":
+            return sum((e.size_bound or 0.0) * e.steps for e in steps) / count
+        # Decoding alone comes nowhere near it: what counts are the steps with prompts.
+        return max((e.tokens_bound for e in steps if e.tokens_bound is not None), default=0.0)
 
     def _veto(self, name: LimitName, signals: Signals, memory: Memory) -> tuple[Code, str] | None:
         """A busy device that did not serve more after the last growth will not after the next."""
@@ -113,3 +118,19 @@ class Gates:
 def throughput(signals: Signals) -> float:
     """Tokens per second of all executors together."""
     return sum(e.tokens_per_s or 0.0 for e in signals.executors)
+
+
+def has_room(signals: Signals, size: float) -> bool:
+    """Whether a step model that can be trusted says that the inter-token targets of all tiers that
+    run are kept with so many sequences, its spread included."""
+    model = signals.model
+    contexts = [e.mean_context for e in signals.executors if e.mean_context is not None]
+    if model is None or not model.identifiable or not contexts:
+        return False
+    step_s = model.predict(size, size * max(contexts)) + ROOM_SIGMAS * model.sigma_s
+    return all(
+        step_s <= verdict.target_s
+        for tier in signals.tiers
+        for verdict in tier.verdicts
+        if verdict.metric == "itl" and tier.running
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from controller.config_control import GuardConfig
-from controller.gates import Code, Gates, Memory, throughput
+from controller.gates import Code, Gates, Memory, has_room, throughput
 from policies.contract import GuardNote, LimitName, Limits, Signals
 
 NAMES: tuple[LimitName, ...] = ("max_batch_size", "max_batch_tokens", "wait_timeout_s")
@@ -29,6 +29,21 @@ class Envelope:
     high: Limits
     capacity_seqs: int | None = None
     capacity_tokens: int | None = None
+
+    def within(self, limits: Limits) -> Limits:
+        """The nearest limits that are in range."""
+        low, high = self.low, self.high
+        sizes = [limits.max_batch_size, high.max_batch_size, self.capacity_seqs]
+        tokens = [limits.max_batch_tokens, high.max_batch_tokens, self.capacity_tokens]
+        size = max(low.max_batch_size, min(one for one in sizes if one is not None))
+        step = max(low.max_batch_tokens, min(one for one in tokens if one is not None))
+        wait_s = min(max(limits.wait_timeout_s, low.wait_timeout_s), high.wait_timeout_s)
+        return replace(
+            limits,
+            max_batch_size=size,
+            max_batch_tokens=max(step, size),
+            wait_timeout_s=wait_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,26 @@ class Guard:
         self.envelope = envelope
         self._gates = Gates(config, min_samples)
         self._memory = Memory(signs={name: deque(maxlen=config.reversal_moves) for name in NAMES})
+
+    def reconfigure(self, config: GuardConfig, envelope: Envelope, *, min_samples: int) -> None:
+        """Judge by other rules and in another range; what was applied, and what did not fit, is
+        remembered. Of `envelope` only the range counts: capacities are the executors' to say."""
+        self._config = config
+        self._gates = Gates(config, min_samples)
+        self.envelope = replace(self.envelope, low=envelope.low, high=envelope.high)
+        signs = self._memory.signs
+        for name in NAMES:
+            signs[name] = deque(signs[name], maxlen=config.reversal_moves)
+
+    def ceiling(self, now: float) -> tuple[float, float] | None:
+        """Tokens above which steps ran out of memory, and for how many seconds that still counts;
+        None: nothing did lately."""
+        tokens, left_s = self._memory.ceiling_tokens, self._memory.ceiling_until - now
+        return None if tokens is None or left_s <= 0 else (tokens, left_s)
+
+    def recall_ceiling(self, tokens: float, left_s: float, now: float) -> None:
+        """Stay below a ceiling that was known before the start."""
+        self._memory.ceiling_tokens, self._memory.ceiling_until = tokens, now + left_s
 
     def out_of_memory(self, tokens: int, now: float) -> None:
         """Steps that held this many tokens ran out of memory: stay below for a while."""
@@ -147,7 +182,8 @@ class Guard:
             code, detail = refusal
             notes.append(GuardNote(name, code, detail))
             return old
-        most = max(old * self._config.slew, self._least(name))
+        known = name == "max_batch_size" and has_room(signals, min(new, 2 * old))
+        most = max(old * (1.0 if known else self._config.slew), self._least(name))
         if self.reversals(name) > self._config.reversals:
             notes.append(
                 GuardNote(

@@ -63,7 +63,7 @@ class Holder:
     """
 
     def __init__(self, rule: HoldRule, forecast: Forecast, comers: AllComers) -> None:
-        self._gains = rule == "join_gain"
+        self.rule: HoldRule = rule
         self._forecast = forecast
         self._comers = comers
 
@@ -88,7 +88,7 @@ class Holder:
             why = Why.DRAIN if draining else Why.IMMEDIATE if wait_s <= 0 else Why.FULL
             return Hold(None, why, since, held)
         until, why = since + wait_s, Why.TIMEOUT
-        if self._gains and now < until:
+        if self.rule == "join_gain" and now < until:
             # Who does not know what company saves makes nobody wait for it.
             best, cost = now, self._cost(seats, oldest)
             if cost is not None:

@@ -63,6 +63,15 @@ class Line:
                 kept = dict.fromkeys(entry for entry in entries if entry[2].line is self)
                 self._entries = list(kept)
 
+    def everybody(self) -> list[Request]:
+        """Who waits here, in no order."""
+        return list({entry[2]: None for entry in self._entries if entry[2].line is self})
+
+    def sort(self) -> None:
+        """Take the ranks as they are now: they have changed."""
+        self._entries = sorted((one.rank, one.place, one) for one in self.everybody())
+        self._begin = 0
+
     def first(self) -> Request | None:
         """Who is next here."""
         entries, at = self._entries, self._begin
@@ -149,6 +158,15 @@ class Lines:
         if alone is not None:
             return [alone] if alone.waiting else []
         return [line for line in self._lines.values() if line.waiting]
+
+    def everybody(self) -> list[Request]:
+        """Who waits in any line, in no order."""
+        return [request for line in self._lines.values() for request in line.everybody()]
+
+    def sort(self) -> None:
+        """Take the ranks as they are now: they have changed."""
+        for line in self._lines.values():
+            line.sort()
 
     def most_waiting(self) -> tuple[str, int]:
         """The client with most requests in its line, and how many."""

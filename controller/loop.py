@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from controller.batcher import Batcher
+from controller.config_control import GuardConfig
 from controller.decision import Decision
 from controller.gates import Code
-from controller.guard import NAMES, Guard, Judged
+from controller.guard import NAMES, Envelope, Guard, Judged
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
+from controller.records import Windows
 from controller.signals import Device, SignalSource
 from policies.contract import GuardNote, Limits, Policy, Proposal, Signals, TierLimits
 
@@ -84,7 +86,7 @@ class ControlLoop:
         begun = self._stopwatch()
         self._learn_capacity(now)
         before = self.limits
-        signals = self._look(now, devices)
+        signals = self._look(now, wall, devices)
         self._batcher.admission.press(_excess(signals))
         # Whose answer this is, also when it is the last one before the fallback.
         asked = self.policy.name
@@ -122,13 +124,48 @@ class ControlLoop:
         if self.pin is not None:
             self.pin = replace(self.pin, until=-math.inf)
 
+    def switch(self, policy: Named) -> None:
+        """Ask this policy from the next tick on; it goes on from the limits in force."""
+        self.policy, self.fallen_back, self._failures = policy, False, 0
+
+    def begin_again(self, limits: Limits) -> None:
+        """Put limits in force at once, within the envelope, for the policy to go on from; where
+        others are held by hand, these are in force afterwards."""
+        within = self.guard.envelope.within(limits)
+        if self.pin is not None:
+            self.pin = replace(self.pin, before=within)
+        elif within != self.limits:
+            self.epoch += 1
+            self._batcher.set_limits(self.group, within, self.epoch)
+
+    def reconfigure(
+        self,
+        *,
+        guard: GuardConfig,
+        envelope: Envelope,
+        windows: Windows,
+        fallback: Named | None,
+        history: int,
+    ) -> None:
+        """Work by other rules from the next tick on; what was learnt and decided stays.
+
+        Limits outside the envelope are moved into it at once. `fallback` None: the one there is.
+        """
+        self.guard.reconfigure(guard, envelope, min_samples=windows.min_samples)
+        self._source.windows = windows
+        self._fallback = fallback or self._fallback
+        self.decisions = deque(self.decisions, maxlen=history)
+        self.begin_again(self.limits if self.pin is None else self.pin.before)
+
     # --- the four steps ---------------------------------------------------------------------
 
-    def _look(self, now: float, devices: Mapping[str, Device]) -> Signals:
+    def _look(self, now: float, wall: float, devices: Mapping[str, Device]) -> Signals:
         interval_s = 0.0 if self._last_tick is None else max(0.0, now - self._last_tick)
         self._last_tick = now
         last = self.decisions[-1].applied if self.decisions else None
-        return self._source.freeze(now, interval_s=interval_s, devices=devices, last=last)
+        return self._source.freeze(
+            now, wall_s=wall, interval_s=interval_s, devices=devices, last=last
+        )
 
     def _ask(self, signals: Signals, limits: Limits) -> tuple[Proposal, str]:
         """The policy's answer; a policy that raises leaves the limits as they are."""

@@ -47,6 +47,11 @@ class Observer(Listener):
         self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}
 
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Count misses against these targets from now on; what is known of the others stays."""
+        for tier in tiers:
+            self.tiers[tier.name].retier(tier)
+
     def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
         """Begin the step model of an executor with what it measured before it was ready.
 
@@ -127,7 +132,13 @@ class Observer(Listener):
             passing = record.passing(now)
             passing.finished += 1
             passing.new_tokens += len(request.tokens)
-            passing.met += _met(request, record.tier, e2e_s=e2e_s)
+            itl_s = _mean_itl_s(request)
+            if itl_s is not None:
+                bound_s, epoch = record.targets.get("itl"), request.epoch or 0
+                record.request_itl.add(itl_s, now, epoch=epoch, target=bound_s)
+            first = request.times.first_token
+            ttft_s = e2e_s if first is None else first - request.arrival
+            passing.met += record.tier.targets.met(ttft_s=ttft_s, itl_s=itl_s or 0.0, e2e_s=e2e_s)
         elif ended.outcome in _FOR_CAPACITY:
             began = request.times.first_token is not None
             for metric in record.targets:
@@ -150,10 +161,7 @@ class Observer(Listener):
             mark.tokens, mark.at = tokens, last
 
 
-def _met(request: Request, tier: Tier, *, e2e_s: float) -> bool:
-    """Whether a request that finished met every target of its tier."""
+def _mean_itl_s(request: Request) -> float | None:
+    """A request's mean inter-token latency; None for a single token."""
     first, last, gaps = request.times.first_token, request.times.last_token, len(request.tokens) - 1
-    if first is None or last is None:
-        return tier.targets.met(ttft_s=e2e_s, itl_s=0.0, e2e_s=e2e_s)
-    itl_s = (last - first) / gaps if gaps > 0 else 0.0
-    return tier.targets.met(ttft_s=first - request.arrival, itl_s=itl_s, e2e_s=e2e_s)
+    return None if first is None or last is None or gaps < 1 else (last - first) / gaps

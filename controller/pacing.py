@@ -30,14 +30,19 @@ class Pace:
     """The buckets of one executor, in seconds, by tier."""
 
     def __init__(self, tiers: Iterable[Tier]) -> None:
-        self._tiers = [
-            (tier.name, tier.priority, MARGIN * itl_s)
-            for tier in tiers
-            if (itl_s := tier.targets.itl_s) is not None
-        ]
+        self._tiers = _paced(tiers)
         # How many reports were booked: between two of them nothing changes.
         self.reports = 0
         self._credit = {name: BURST_TOKENS * itl_s for name, _, itl_s in self._tiers}
+
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Take other targets: a bucket stays as full as it was, one that is new is full."""
+        filled = {name: self._credit[name] / itl_s for name, _, itl_s in self._tiers if itl_s}
+        self._tiers = _paced(tiers)
+        self._credit = {
+            name: filled.get(name, BURST_TOKENS) * itl_s for name, _, itl_s in self._tiers
+        }
+        self.reports += 1
 
     def stepped(self, seats: ExecutorSeats, report: Report) -> None:
         """Book a step, or `steps` equal ones."""
@@ -83,3 +88,11 @@ class Pace:
                     gain_s = max(itl_s - step_s, LEAST_GAIN * itl_s)
                     wait_s = max(wait_s, math.ceil(lacks_s / gain_s) * step_s)
         return wait_s
+
+
+def _paced(tiers: Iterable[Tier]) -> list[tuple[str, int, float]]:
+    return [
+        (tier.name, tier.priority, MARGIN * itl_s)
+        for tier in tiers
+        if (itl_s := tier.targets.itl_s) is not None
+    ]

@@ -64,17 +64,22 @@ class Preemptor:
         # Highest first; nobody is below the last one.
         self._queues = sorted(queues.values(), key=lambda queue: -queue.tier.priority)
         self._queues_by_name = queues
+        self._ranks = {queue.tier.name: queue.tier.priority for queue in self._queues}
+        self._executors = executors
+        self._forecast = forecast
+        # By tier and executor: until when this head of the queue can wait.
+        self._patient: dict[tuple[str, str], tuple[Request, float]] = {}
+        self.retier()
+
+    def retier(self) -> None:
+        """Take shares and targets as the queues' tiers have them now."""
         self._tiers = {queue.tier.name: queue.tier for queue in self._queues}
-        self._ranks = {name: tier.priority for name, tier in self._tiers.items()}
         self._paced = [
             (tier.priority, name, tier.targets.itl_s)
             for name, tier in self._tiers.items()
             if tier.targets.itl_s is not None
         ]
-        self._executors = executors
-        self._forecast = forecast
-        # By tier and executor: until when this head of the queue can wait.
-        self._patient: dict[tuple[str, str], tuple[Request, float]] = {}
+        self._patient.clear()
 
     def look(self, now: float) -> Verdict:
         """Who has to go. The seats are not touched."""
@@ -137,19 +142,21 @@ class Preemptor:
             at = surplus + number - 1
             return None if step_s is None else ends[at] * step_s if at < len(ends) else math.inf
 
-        waiting, victims = queue.firsts(coming + 1), None
-        number = coming
+        # Where the limit has fallen, the first seats that come back are nobody's.
+        number = max(0, coming - surplus)
+        waiting, victims, chosen = queue.firsts(number + 1), None, 0
         while number < len(waiting):
             wait = partial(wait_s, number + 1)
             if not self._is_urgent(waiting[number], seats, wait, verdict=verdict, now=now):
                 return
             if victims is None:
                 victims = self._victims(seats, queue.tier, verdict)
-                waiting = queue.firsts(coming + len(victims))
-                if not victims:
-                    return
-            verdict.seats.append((seats, victims[number - coming]))
-            number += 1
+                waiting = queue.firsts(max(0, coming + len(victims) - surplus))
+            needed = surplus + number + 1 - coming
+            if number >= len(waiting):
+                return
+            verdict.seats += [(seats, seat) for seat in victims[chosen:needed]]
+            chosen, number = needed, number + 1
 
     def _is_urgent(
         self,

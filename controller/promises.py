@@ -48,6 +48,16 @@ def appoint(request: Request, tier: Tier, need: Need) -> None:
         request.rank = request.due
 
 
+def order_anew(request: Request, tier: Tier, need: Need) -> None:
+    """Set the rank that a request has in another order of its tier; when it is due stays as it was
+    promised."""
+    due, first_s = request.due, request.first_s
+    appoint(request, tier, need)
+    request.due, request.first_s = due, first_s
+    if tier.order == "edf":
+        request.rank = due if due < math.inf else request.arrival
+
+
 def unreachable(tiers: Iterable[Tier], estimate: StepEstimate | None) -> list[str]:
     """Promises that the executor could not keep for a single request on an idle machine, in words;
     empty while nothing is known of it."""

@@ -6,13 +6,13 @@ import bisect
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
 from controller.errors import InvalidRequest, QueueFull
 from controller.lines import Line, Lines
 from controller.places import Permit, Places
-from controller.promises import NOTHING_KNOWN, Judge, appoint
+from controller.promises import NOTHING_KNOWN, Judge, appoint, order_anew
 from controller.request import Request, State
 from controller.tiers import Tier
 
@@ -52,6 +52,29 @@ class TierQueue:
 
     def __len__(self) -> int:
         return self.waiting
+
+    def retier(self, tier: Tier, running: Sequence[Request]) -> None:
+        """Put other bounds and promises of the tier in force; `running` are its requests elsewhere.
+
+        Nobody loses a place, whatever the bounds. When somebody is due, and by when they expire,
+        stays as it was when they came. In another order, those who are there are sorted anew.
+        """
+        old, self.tier = self.tier, tier
+        there = self.lines.everybody()
+        if tier.order != old.order:
+            for request in (*there, *running):
+                order_anew(request, tier, self._judge(request))
+            self.lines.sort()
+        same_kind = (tier.targets.start_s is None) == (old.targets.start_s is None)
+        # Who came before may be due in another order than they stand in: only a heap knows then.
+        alike = (self._by_due and same_kind) or not (there or running)
+        self._by_due = tier.order == "edf" and alike
+        self._dues = []
+        if not self._by_due:
+            self._dues = [(one.due, one.place, one) for one in there if one.due < math.inf]
+            heapq.heapify(self._dues)
+        self._none_late_until = -math.inf
+        self._head = None
 
     # --- at the door ------------------------------------------------------------------------
 

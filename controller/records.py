@@ -86,13 +86,25 @@ class TierRecord:
     def __init__(self, tier: Tier, started: float) -> None:
         self.tier = tier
         self.targets = tier.targets.named()
+        self._started = started
         self.metrics: dict[Metric, Measured] = {
             "ttft": Measured.build(SLOW_S, started),
             "itl": Measured.build(FAST_S, started),
             "e2e": Measured.build(SLOW_S, started),
         }
+        # The mean of each request that finished: what the target speaks of.
+        self.request_itl = Measured.build(SLOW_S, started)
         self.arrivals = RollingSum(resolution_s=SLOW_S, horizon_s=HORIZON_S, started=started)
         self._passages = Slots(Passage, resolution_s=SLOW_S, horizon_s=HORIZON_S)
+
+    def retier(self, tier: Tier) -> None:
+        """Take other promises. Where a target is another one, its metric starts again: the misses
+        were counted against the old one."""
+        before, self.tier, self.targets = self.targets, tier, tier.targets.named()
+        for metric, target_s in self.targets.items():
+            if before.get(metric) != target_s:
+                resolution_s = FAST_S if metric == "itl" else SLOW_S
+                self.metrics[metric] = Measured.build(resolution_s, self._started)
 
     def passing(self, now: float) -> Passage:
         """Where to add what happens to requests now."""
@@ -108,8 +120,8 @@ class TierRecord:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit,
-    `pure_steps` and `pure_s` those that prefilled nothing."""
+    """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit, the
+    latter of those with prompts; `pure_steps` and `pure_s` those that prefilled nothing."""
 
     steps: int = 0
     step_s: float = 0.0
@@ -163,7 +175,7 @@ class ExecutorRecord:
         if seats.capacity is not None and report.kv_tokens is not None:
             self.kv = report.kv_tokens / seats.capacity.kv_tokens
         sample, k = report.sample, report.steps
-        if sample is None or k == 0:
+        if sample is None or k == 0 or seats.capacity is None:
             return
         self.last_report, self.epoch, self.utilization = now, report.epoch, report.utilization
         self.times.add(sample.duration_s / k, now, epoch=report.epoch)
@@ -176,8 +188,12 @@ class ExecutorRecord:
         totals.context += k * sample.context_tokens
         totals.prefill += k * sample.prefill_tokens
         totals.fill += k * min(1.0, sample.sequences / limit)
-        totals.size_bound += k * (len(seats.seats) >= limit)
-        totals.tokens_bound += k * (sample.prefill_tokens + sample.decodes >= seats.step_tokens)
+        # A batch that runs to its end is as large as it was when it began.
+        if sample.prefill_tokens or not seats.capacity.runs_to_completion:
+            totals.size_bound += k * (len(seats.seats) >= limit)
+        if sample.prefill_tokens:
+            reached = sample.prefill_tokens + sample.decodes >= seats.step_tokens
+            totals.tokens_bound += k * reached
         totals.tokens += sum(len(tokens.ids) for tokens in report.tokens)
         totals.returned += len(report.returned)
         totals.stalled += len(report.stalled)

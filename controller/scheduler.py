@@ -63,6 +63,17 @@ class Scheduler:
         # Patience grows until time passes, so it is looked at once for all seats of an instant.
         self._may_starve = False
 
+    def retier(self) -> None:
+        """Take shares and patience as the queues' tiers have them now. What is owed stays owed, and
+        who waits has waited for as long."""
+        for account in self._in_order:
+            tier = account.queue.tier
+            account.starves_at += tier.max_starvation_s - account.patience_s
+            account.share, account.patience_s = tier.min_share, tier.max_starvation_s
+            if not account.share:
+                account.owed = 0.0
+        self._sharing = [account for account in self._in_order if account.share > 0]
+
     def pick(self, now: float, may_take: Callable[[Tier], bool] | None = None) -> Pick | None:
         """Who takes the next seat; `may_take(tier)` says whether the tier has a seat left, where
         tiers have a number of seats at all.

@@ -40,12 +40,13 @@ class SignalSource:
         self._batcher = batcher
         self._observer = observer
         self._group = group
-        self._windows = windows
+        self.windows = windows
 
     def freeze(
         self,
         now: float,
         *,
+        wall_s: float,
         interval_s: float,
         devices: Mapping[str, Device],
         last: Applied | None,
@@ -73,11 +74,12 @@ class SignalSource:
             executors=executors,
             model=model,
             last=last,
+            wall_s=wall_s,
         )
 
     def _totals(self, seats: ExecutorSeats, now: float) -> StepTotals:
         """Steps under the limits in force: those before a change say nothing about it."""
-        windows = self._windows
+        windows = self.windows
         return self._observer.executors[seats.name].totals(
             now - windows.fast_s,
             reach=now - windows.at_most_s,
@@ -94,13 +96,14 @@ class SignalSource:
     def _executor(
         self, seats: ExecutorSeats, totals: StepTotals, now: float, *, device: Device
     ) -> ExecutorSignals:
-        record, windows = self._observer.executors[seats.name], self._windows
+        record, windows = self._observer.executors[seats.name], self.windows
         span_s = max(min(windows.fast_s, now - record.started), 1e-9)
         recent = record.totals(now - span_s, reach=now - span_s, at_least=0)
         times = record.times.last(
             windows.fast_s, now, at_least=windows.min_samples, at_most_s=windows.at_most_s
         )
-        n = totals.steps
+        n, with_prompts = totals.steps, totals.steps - totals.pure_steps
+        batches = seats.capacity is not None and seats.capacity.runs_to_completion
         return ExecutorSignals(
             name=seats.name,
             ready=seats.ready,
@@ -112,8 +115,8 @@ class SignalSource:
             mean_context=totals.context / totals.rows if totals.rows else None,
             mean_prefill=totals.prefill / n if n else None,
             fill=totals.fill / n if n else None,
-            size_bound=totals.size_bound / n if n else None,
-            tokens_bound=totals.tokens_bound / n if n else None,
+            size_bound=_part(totals.size_bound, with_prompts if batches else n),
+            tokens_bound=_part(totals.tokens_bound, with_prompts),
             tokens_per_s=recent.tokens / span_s,
             utilization=_utilization(record, device, busy=min(1.0, recent.step_s / span_s)),
             memory=device.memory,
@@ -132,7 +135,7 @@ class SignalSource:
         model: StepEstimate | None,
         epoch: int,
     ) -> TierSignals:
-        tier, windows = record.tier, self._windows
+        tier, windows = record.tier, self.windows
         queue = self._batcher.queues[tier.name]
         oldest = queue.oldest()
         passed = record.passed(now - windows.slow_s)
@@ -183,6 +186,10 @@ def _means(sums: Passage, span_s: float) -> Passed:
         new_tokens=sums.new_tokens / ended if ended else None,
         goodput=sums.met / span_s if ended else None,
     )
+
+
+def _part(some: int, of: int) -> float | None:
+    return some / of if of else None
 
 
 def _shape(capacity: Capacity | None) -> Shape | None:

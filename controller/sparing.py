@@ -28,12 +28,16 @@ class Sparing:
     """Knows how much of a pause those who run on an executor can bear."""
 
     def __init__(self, tiers: Iterable[Tier], forecast: Forecast) -> None:
+        self._forecast = forecast
+        self.retier(tiers)
+
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Take these targets."""
         self._paced = {
             tier.name: (tier.priority, tier.targets.itl_s)
             for tier in tiers
             if tier.targets.itl_s is not None
         }
-        self._forecast = forecast
 
     def slacks_s(
         self, seats: ExecutorSeats, priority: int, model: StepEstimate, *, now: float

@@ -38,34 +38,68 @@ def verdicts(view: TierView, now: float, *, windows: Windows) -> tuple[Verdict, 
     """
     found: dict[Metric, Verdict] = {}
     for metric, target_s in view.record.targets.items():
-        span_s = windows.fast_s if metric == "itl" else windows.slow_s
-        found[metric] = _judge(view, metric, target_s, now=now, span_s=span_s, windows=windows)
+        if metric == "itl":
+            found[metric] = _judge_itl(view, target_s, now=now, windows=windows)
+        else:
+            measured = view.record.metrics[metric]
+            seen = _count(view, measured, now=now, span_s=windows.slow_s, windows=windows)
+            lost = round(measured.lost.total(seen.since)) + view.late
+            found[metric] = _judge(view, metric, target_s, seen.and_lost(lost))
     return tuple(_explain(verdict, found, view) for verdict in found.values())
 
 
-def _judge(
-    view: TierView, metric: Metric, target_s: float, *, now: float, span_s: float, windows: Windows
-) -> Verdict:
-    measured = view.record.metrics[metric]
+def _judge_itl(view: TierView, target_s: float, *, now: float, windows: Windows) -> Verdict:
+    """The few latest tokens of those that run say within seconds that decoding is slow. Where it is
+    only prompts that make some steps long, they say too much: a mean over a whole request bears a
+    long step now and then, so those that have ended are the judges."""
+    record = view.record
+    seen = _count(view, record.metrics["itl"], now=now, span_s=windows.fast_s, windows=windows)
+    verdict = _judge(view, "itl", target_s, seen)
+    if verdict.state == "room" or _step_cause(view.steps, target_s) is not Cause.PREFILL:
+        return verdict
+    whole = _count(view, record.request_itl, now=now, span_s=windows.slow_s, windows=windows)
+    return _judge(view, "itl", target_s, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Samples of a window that begins at `since`, and how many of them missed."""
+
+    samples: int
+    misses: int
+    mean_s: float | None
+    since: float
+
+    def and_lost(self, lost: int) -> _Seen:
+        """With so many more that never came to a value."""
+        return replace(self, samples=self.samples + lost, misses=self.misses + lost)
+
+
+def _count(
+    view: TierView, measured: Measured, *, now: float, span_s: float, windows: Windows
+) -> _Seen:
     values, since = _values(measured, now, span_s=span_s, windows=windows, epoch=view.epoch)
-    missed = round(measured.misses.total(since, epoch=view.epoch))
-    lost = 0 if metric == "itl" else round(measured.lost.total(since)) + view.late
-    samples, misses = values.samples + lost, missed + lost
+    misses = round(measured.misses.total(since, epoch=view.epoch))
+    mean_s = values.total / values.samples if values.samples else None
+    return _Seen(values.samples, min(misses, values.samples), mean_s, since)
+
+
+def _judge(view: TierView, metric: Metric, target_s: float, seen: _Seen) -> Verdict:
     attainment = view.record.tier.targets.attainment
-    low, high = miss_bounds(min(misses, samples), samples)
+    low, high = miss_bounds(seen.misses, seen.samples)
     state: State = "unknown"
-    if samples >= _LEAST_FOR_BREACH and low > 1 - attainment:
+    if seen.samples >= _LEAST_FOR_BREACH and low > 1 - attainment:
         state = "breach"
-    elif high < 1 - attainment or (misses == 0 and _predicts_room(view, metric, target_s)):
+    elif high < 1 - attainment or (seen.misses == 0 and _predicts_room(view, metric, target_s)):
         state = "room"
     return Verdict(
         metric=metric,
         target_s=target_s,
         attainment=attainment,
-        samples=samples,
-        misses=misses,
+        samples=seen.samples,
+        misses=seen.misses,
         state=state,
-        value_s=values.total / values.samples if values.samples else None,
+        value_s=seen.mean_s,
     )
 
 

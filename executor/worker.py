@@ -171,6 +171,7 @@ def main() -> int:
     signal the whole group, and while the daemon drains its executors are needed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     die_with_parent()
     parser = argparse.ArgumentParser(prog="executor.worker", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")

@@ -14,7 +14,6 @@ from gateway.request_ids import request_id_of
 LEFT = 499
 
 
-@web.middleware
 async def logged(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:

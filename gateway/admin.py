@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from controller.errors import InvalidRequest, NotFound
 from controller.units import parse_duration
-from gateway.auth import AdminDoor
+from gateway.front import Front
 
 if TYPE_CHECKING:
     from gateway.contract import Desk
@@ -25,9 +25,9 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Admin:
     """Handlers of the routes under `/admin`, and of those that need no key."""
 
-    def __init__(self, desk: Desk, door: AdminDoor) -> None:
+    def __init__(self, desk: Desk, front: Front) -> None:
         self._desk = desk
-        self._door = door
+        self._front = front
 
     # --- open to everybody ------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Admin:
         return _json({"pinned": True, "expires_s": expires_s, "limits": limits})
 
     def _check(self, http: web.Request) -> None:
-        self._door.check(http.headers.get(hdrs.AUTHORIZATION), http.remote)
+        self._front.door.check(http.headers.get(hdrs.AUTHORIZATION), http.remote)
 
 
 def _expiry(value: Any) -> float:

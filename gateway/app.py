@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from controller.errors import (
     HeadwayError,
@@ -20,8 +21,8 @@ from controller.errors import (
 from gateway import request_ids
 from gateway.access_log import LEFT, logged
 from gateway.admin import Admin
-from gateway.auth import AdminDoor, ClientKey, Keyring, Secret
 from gateway.failures import error_response
+from gateway.front import Access, Front
 from gateway.openai import Completions
 from gateway.preparing import Preparer
 from gateway.settings import GatewaySettings
@@ -35,14 +36,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _IDLE_CONNECTION_S = 75.0
 # The daemon drains before it closes; this is for the last bytes of what it ended.
 _CLOSING_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may use the routes: the keys of clients, and the admin's token."""
-
-    keys: tuple[ClientKey, ...] = ()
-    admin_token: Secret | None = None
+_ADMIN_BODY_BYTES = 2**20
 
 
 def build_app(
@@ -57,12 +51,16 @@ def build_app(
 
     Secrets that are named by a variable are looked up in `environ`. Raises ConfigError.
     """
-    keyring = Keyring(access.keys, default_tier=settings.default_tier, environ=environ)
-    door = AdminDoor(access.admin_token, keys_exist=len(keyring) > 0, environ=environ)
-    completions = Completions(desk, settings, keyring=keyring, preparer=preparer)
-    admin = Admin(desk, door)
-    middlewares = [logged, _edge] if settings.access_log else [_edge]
-    app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
+    front = Front.build(settings, access, environ=environ)
+    return app_of(desk, front, preparer=preparer)
+
+
+def app_of(desk: Desk, front: Front, *, preparer: Preparer) -> web.Application:
+    """The application in front of a desk, which goes by what the front has at any time."""
+    completions = Completions(desk, front, preparer=preparer)
+    admin = Admin(desk, front)
+    # Bodies of completions are bounded by the settings, where they are read.
+    app = web.Application(middlewares=[_edge_of(front)], client_max_size=_ADMIN_BODY_BYTES)
     app.on_cleanup.append(preparer.close)
     app.router.add_post("/v1/chat/completions", completions.chat)
     app.router.add_post("/v1/completions", completions.completion)
@@ -91,8 +89,17 @@ def runner_of(app: web.Application) -> web.AppRunner:
     )
 
 
-@web.middleware
-async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _edge_of(front: Front) -> Middleware:
+    @web.middleware
+    async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if front.settings.access_log:
+            return await logged(request, partial(_answer, handler=handler))
+        return await _answer(request, handler)
+
+    return edge
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every request its id, and every error the shape that clients read."""
     request_id = request_ids.give_request_id(request)
     try:
@@ -156,7 +163,8 @@ async def _index(_http: web.Request) -> web.Response:
         "models": "GET /v1/models",
         "health": "GET /healthz, /readyz",
         "metrics": "GET /metrics",
-        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; PUT /admin/limits",
+        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; PUT /admin/limits; "
+        "POST /-/reload",
     }
     return web.Response(
         body=msgspec.json.encode({"server": "headway", "routes": routes}),

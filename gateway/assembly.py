@@ -10,20 +10,22 @@ from pathlib import Path
 
 from aiohttp import web
 
-from controller.config import Config, KeyConfig, RecordConfig
+from controller.config import Config, RecordConfig
+from controller.config_load import Source
 from controller.core import build_core
 from controller.errors import ConfigError
 from executor.contract import DEMO_MODEL
 from executor.process import ExecutorProcess, RestartPolicy
-from gateway.app import Access, build_app
-from gateway.auth import ClientKey, Secret
+from gateway.app import app_of
 from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
+from gateway.front import Front, access_of, settings_of
+from gateway.in_force import InForce
 from gateway.metering import Meter, build_instruments
 from gateway.preparing import Preparer
 from gateway.promises import Promises
 from gateway.recorder import Recorder
-from gateway.settings import GatewaySettings, TierPlan
+from gateway.reloading import Reloader
 from gateway.ticker import Ticker
 from metrics.gpu import GpuMeter
 
@@ -38,18 +40,22 @@ class Parts:
     desk: ServingDesk
     app: web.Application
     recorder: Recorder | None
+    in_force: InForce
+    reloader: Reloader | None
 
 
 def assemble(
     config: Config,
     *,
     environ: Mapping[str, str],
+    source: Source | None = None,
     clock: Callable[[], float] = time.monotonic,
     gpu_meter: Callable[[str], GpuMeter] = GpuMeter,
 ) -> Parts:
     """Build and join everything. Raises ConfigError for secrets and models that cannot be found
     and for a record that cannot be written.
 
+    `source` is where the configuration came from and is loaded from again; None: it stays for ever.
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
     check_folders(config)
@@ -72,7 +78,7 @@ def assemble(
     meter.instruments = build_instruments(
         batcher, version=_version(), policies=(control.policy.type, control.fallback)
     )
-    # The file that was read is the one in force: there is no other way to get here.
+    # What was read is in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
     meter.instruments.reload_time.set(time.time())
     preparer = Preparer()
@@ -98,14 +104,23 @@ def assemble(
         promises=promises,
         version=_version(),
     )
-    app = build_app(
-        desk,
-        _gateway_settings(config),
-        access=_access(config),
+    front = Front.build(settings_of(config), access_of(config), environ=environ)
+    app = app_of(desk, front, preparer=preparer)
+    in_force = InForce(
+        config,
         environ=environ,
-        preparer=preparer,
+        core=core,
+        front=front,
+        dispatcher=dispatcher,
+        ticker=ticker,
+        promises=promises,
     )
-    return Parts(dispatcher, processes, ticker, desk, app, recorder)
+    reloader = None
+    if source is not None:
+        reloader = Reloader(source, in_force, front, instruments=meter.instruments)
+        app.router.add_post("/-/reload", reloader.post)
+        app.router.add_put("/-/reload", reloader.post)
+    return Parts(dispatcher, processes, ticker, desk, app, recorder, in_force, reloader)
 
 
 def _recorder(written: RecordConfig) -> Recorder | None:
@@ -147,46 +162,6 @@ def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str
             clock=dispatcher.clock,
         )
     return made
-
-
-def _gateway_settings(config: Config) -> GatewaySettings:
-    server = config.server
-    names = [
-        str(executor.settings().get("served_name") or executor.model)
-        for executor in config.executors
-    ]
-    return GatewaySettings(
-        models=tuple(dict.fromkeys(names)),
-        tiers={
-            name: TierPlan(
-                priority=tier.priority,
-                service_tier=tier.service_tier or name,
-                start_within_s=tier.start_within,
-                finish_within_s=tier.finish_within,
-            )
-            for name, tier in config.tiers.items()
-        },
-        default_tier=config.auth.default_tier,
-        created=int(time.time()),
-        keep_alive_after_s=server.keep_alive_after,
-        max_body_bytes=server.max_body,
-        stream_buffer_bytes=server.stream_buffer,
-        slow_reader_after_s=server.slow_reader_after,
-        expected_new_tokens=server.expected_new_tokens,
-        access_log=server.access_log,
-    )
-
-
-def _access(config: Config) -> Access:
-    auth = config.auth
-    token = None
-    if auth.admin_token_env is not None or auth.admin_token_sha256 is not None:
-        token = Secret(sha256=auth.admin_token_sha256, env=auth.admin_token_env)
-    return Access(keys=tuple(_client_key(key) for key in auth.keys), admin_token=token)
-
-
-def _client_key(key: KeyConfig) -> ClientKey:
-    return ClientKey(key.name, key.tier, Secret(sha256=key.sha256, env=key.env))
 
 
 def _version() -> str:

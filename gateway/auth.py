@@ -75,7 +75,7 @@ class Keyring:
         self._anonymous = Caller("anonymous", default_tier, bound=False)
         self._callers: dict[bytes, Caller] = {}
         for index, key in enumerate(keys):
-            where = f"auth.keys[{index}]"
+            where = f"auth.keys.{index}"
             digest = key.secret.digest(environ, where=where)
             if digest in self._callers:
                 raise ConfigError(f"{where}: the same key as {self._callers[digest].client}'s")

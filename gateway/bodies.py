@@ -7,8 +7,9 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import structlog
+from aiohttp import web
 
-from controller.errors import InvalidRequest
+from controller.errors import InvalidRequest, PayloadTooLarge
 
 # A client may invent as many field names as it likes; the log and its memory are bounded.
 _MAX_LOGGED_FIELDS = 1000
@@ -74,6 +75,18 @@ class CompletionBody(Body, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: AtLeastOne | None = None
+
+
+async def read_body(http: web.Request, most: int) -> bytes:
+    """The body of a request. Raises PayloadTooLarge past `most` bytes."""
+    content = http.content
+    content.set_read_chunk_size(most)
+    body = bytearray()
+    while chunk := await content.readany():
+        body += chunk
+        if len(body) > most:
+            raise PayloadTooLarge(f"the body is longer than {most} bytes")
+    return bytes(body)
 
 
 B = TypeVar("B", bound=Body)

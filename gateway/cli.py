@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from gateway.names import ForeignPackage, check_packages
 
 if TYPE_CHECKING:
     from controller.config import Config
+    from controller.config_load import Source
 
 app = typer.Typer(
     name="headway",
@@ -49,16 +51,18 @@ def serve(
     port: Annotated[int | None, typer.Option(help="TCP port, 0 for any.")] = None,
     set_: Set = None,
 ) -> None:
-    """Serve a model behind an adaptive batch until SIGTERM or Ctrl-C."""
+    """Serve a model behind an adaptive batch until SIGTERM or Ctrl-C; SIGHUP loads FILE again."""
+    # Until the daemon can take it, a hang-up is no reason to end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if config is None and model is None:
         _fail("name a configuration with -c FILE, or a model's folder with --model DIR")
     flags = {"executors.0.model": model, "server.host": host, "server.port": port}
     overrides = {key: json.dumps(value) for key, value in flags.items() if value is not None}
-    loaded = _load(config, overrides | _pairs(set_))
+    source, loaded = _load(config, overrides | _pairs(set_))
     # The daemon brings aiohttp and all of the core; nothing else here needs them.
     from gateway.daemon import serve as run
 
-    raise typer.Exit(run(loaded))
+    raise typer.Exit(run(loaded, source))
 
 
 @app.command()
@@ -68,13 +72,34 @@ def check(
     set_: Set = None,
 ) -> None:
     """Say whether a configuration is right, or list everything that is wrong with it."""
-    loaded = _load(file, _pairs(set_))
+    _, loaded = _load(file, _pairs(set_))
     executors = ", ".join(f"{e.name} ({e.kind}, {e.model})" for e in loaded.executors)
     typer.echo(f"ok: {file}")
     typer.echo(f"  listens on {loaded.server.host}:{loaded.server.port}")
     typer.echo(f"  tiers      {', '.join(tier.name for tier in loaded.tier_list())}")
     typer.echo(f"  policy     {loaded.control.policy.type}")
     typer.echo(f"  executors  {executors}")
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="YAML file that is in force.")],
+    new: Annotated[Path, typer.Argument(help="YAML file to compare with it.")],
+    *,
+    set_: Set = None,
+) -> None:
+    """Print what a reload from OLD to NEW would change. Fails where something needs a restart."""
+    from controller.config_diff import changes
+
+    overrides = _pairs(set_)
+    found = changes(_load(old, overrides)[1], _load(new, overrides)[1])
+    for change in found:
+        why = "" if change.restart is None else f"  ({change.restart})"
+        typer.echo(f"{'live   ' if change.restart is None else 'restart'}  {change}{why}")
+    if not found:
+        typer.echo("no difference")
+    if any(change.restart is not None for change in found):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -157,12 +182,13 @@ def main() -> None:
     app()
 
 
-def _load(path: Path | None, overrides: dict[str, str]) -> Config:
-    from controller.config_load import load
+def _load(path: Path | None, overrides: dict[str, str]) -> tuple[Source, Config]:
+    from controller.config_load import Source
     from controller.errors import ConfigError
 
+    source = Source(path, dict(os.environ), overrides)
     try:
-        return load(path, env=os.environ, overrides=overrides)
+        return source, source.read().config
     except ConfigError as error:
         lines = str(error).splitlines()
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"

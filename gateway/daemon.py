@@ -16,6 +16,7 @@ import uvloop
 from aiohttp import web
 
 from controller.config import Config
+from controller.config_load import Source
 from controller.errors import ConfigError
 from controller.request import Outcome
 from gateway import logs
@@ -57,14 +58,17 @@ class Stopping:
         self.drain.set()
 
 
-def serve(config: Config) -> int:
-    """Run the daemon until a signal ends it; answers the exit status of the process."""
+def serve(config: Config, source: Source) -> int:
+    """Run the daemon until a signal ends it; answers the exit status of the process.
+
+    `source` is where the configuration came from, and is loaded from again.
+    """
     logs.set_up(config.log.level, config.log.format)
     _allow_many_connections()
     # Prompts are tokenised one at a time: threads of the library's own would only get in the way.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        failure = uvloop.run(_serve(config))
+        failure = uvloop.run(_serve(config, source))
     except (ConfigError, CannotListen) as error:
         failure = str(error)
     if failure:
@@ -92,14 +96,16 @@ def calm_collector() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-async def _serve(config: Config) -> str:
+async def _serve(config: Config, source: Source) -> str:
     """Serve until told to end; answers why it had to end by itself, or an empty text."""
-    parts = assemble(config, environ=os.environ)
+    parts = assemble(config, environ=os.environ, source=source)
+    assert parts.reloader is not None
     calm_collector()
     stopping = Stopping()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stopping.on_signal)
+    loop.add_signal_handler(signal.SIGHUP, parts.reloader.ask)
     runner = runner_of(parts.app)
     await runner.setup()
     watching: set[asyncio.Task[None]] = set()
@@ -110,11 +116,12 @@ async def _serve(config: Config) -> str:
         watching = {
             loop.create_task(_tick(parts, stopping)),
             loop.create_task(_watch_executors(parts, stopping)),
+            loop.create_task(parts.reloader.watch()),
         }
         structlog.get_logger("headway").info("listening", address=address, pid=os.getpid())
         print(_welcome(address, config), flush=True)
         await stopping.drain.wait()
-        await _drain(parts, config.server.drain_timeout, stopping)
+        await _drain(parts, parts.in_force.config.server.drain_timeout, stopping)
     finally:
         for task in watching:
             task.cancel()

@@ -14,7 +14,8 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
-    """Configure structlog for this process, and the standard library's loggers with it.
+    """Configure structlog for this process, and the standard library's loggers with it; once more
+    changes both, of loggers that are in use too.
 
     Both write by one handler of the standard library: where stderr is a pipe that nobody reads
     any more, or a full disk, the line is lost and nothing is raised into whoever logs.
@@ -35,8 +36,13 @@ def set_up(level: str, style: Literal["auto", "console", "json"]) -> None:
     # A console renders tracebacks itself.
     traceback = [] if people else [structlog.processors.format_exc_info]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        processors=[
+            # By the standard library's level: that of a structlog logger is fixed at its first use.
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )

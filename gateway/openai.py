@@ -11,15 +11,15 @@ from aiohttp import hdrs, web
 from controller.errors import HeadwayError, InvalidRequest, ModelNotFound, NotReady
 from controller.request import Request
 from gateway.answers import Heading, Kind, Usage
-from gateway.auth import Keyring, choose_tier
-from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody
+from gateway.auth import choose_tier
+from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody, read_body
 from gateway.deadlines import Deadlines, deadlines
+from gateway.front import Front
 from gateway.parameters import clip_seed, wanted_tokens
 from gateway.preparing import Prepared, Preparer
 from gateway.prompts import prompt_count
 from gateway.request_ids import fresh_id, request_id_of
 from gateway.responders import Responder, StreamResponder, WholeResponder
-from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 
 if TYPE_CHECKING:
@@ -48,12 +48,9 @@ class Asked(msgspec.Struct, frozen=True):
 class Completions:
     """Handlers of the routes under `/v1`."""
 
-    def __init__(
-        self, desk: Desk, settings: GatewaySettings, *, keyring: Keyring, preparer: Preparer
-    ) -> None:
+    def __init__(self, desk: Desk, front: Front, *, preparer: Preparer) -> None:
         self._desk = desk
-        self._settings = settings
-        self._keyring = keyring
+        self._front = front
         self._preparer = preparer
         self._chats = BodyReader(ChatBody)
         self._texts = BodyReader(CompletionBody)
@@ -68,13 +65,13 @@ class Completions:
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
-        self._keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
-        models = [self._model(name) for name in self._settings.models]
+        self._front.keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
+        models = [self._model(name) for name in self._front.settings.models]
         return _json({"object": "list", "data": models})
 
     async def model(self, http: web.Request) -> web.Response:
         """`GET /v1/models/{id}`; an id may contain slashes."""
-        self._keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
+        self._front.keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
         return _json(self._model(self._served(http.match_info["id"])))
 
     # --- the life of a request --------------------------------------------------------------
@@ -104,11 +101,11 @@ class Completions:
 
     async def _read(self, http: web.Request, kind: Kind, reader: BodyReader[Any]) -> Asked:
         arrival, arrived_at = self._desk.now(), time.time()
-        caller = self._keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
-        raw = await http.read()
+        caller = self._front.keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
+        raw = await read_body(http, self._front.settings.max_body_bytes)
         body = reader.read(raw)
-        tier = choose_tier(body.service_tier, caller, self._settings.tiers)
-        plan = self._settings.tiers[tier]
+        tier = choose_tier(body.service_tier, caller, self._front.settings.tiers)
+        plan = self._front.settings.tiers[tier]
         heading = Heading(
             kind=kind,
             id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{fresh_id()}",
@@ -131,7 +128,7 @@ class Completions:
     def _reserve(self, asked: Asked) -> Permit:
         """Places in the queue, before anything that costs time."""
         wanted = wanted_tokens(asked.body)
-        new_tokens = self._settings.expected_new_tokens if wanted is None else wanted
+        new_tokens = self._front.settings.expected_new_tokens if wanted is None else wanted
         capacity = self._capacity()
         if capacity is not None:
             new_tokens = min(new_tokens, capacity.max_context_tokens)
@@ -158,7 +155,7 @@ class Completions:
             usage,
             choices=asked.choices,
             include_usage=bool(options is not None and options.include_usage),
-            settings=self._settings,
+            settings=self._front.settings,
             request_id=request_id_of(http),
         )
 
@@ -190,7 +187,7 @@ class Completions:
                 start_by=asked.deadlines.start_by,
                 finish_by=asked.deadlines.finish_by,
                 expected_new_tokens=(
-                    min(new_tokens, self._settings.expected_new_tokens) if unbounded else None
+                    min(new_tokens, self._front.settings.expected_new_tokens) if unbounded else None
                 ),
             )
             siblings.add(request.id)
@@ -200,16 +197,16 @@ class Completions:
 
     def _choices(self, body: Body) -> int:
         choices = (body.n or 1) * prompt_count(body)
-        if choices > self._settings.max_choices:
+        if choices > self._front.settings.max_choices:
             raise InvalidRequest(
                 f"n: {body.n or 1} for each of {prompt_count(body)} prompts are {choices} "
-                f"completions, at most {self._settings.max_choices} are served together",
+                f"completions, at most {self._front.settings.max_choices} are served together",
                 param="n" if (body.n or 1) > 1 else "prompt",
             )
         return choices
 
     def _served(self, name: str | None) -> str:
-        models = self._settings.models
+        models = self._front.settings.models
         if name is None:
             return models[0]
         if name not in models:
@@ -222,7 +219,7 @@ class Completions:
         record: dict[str, Any] = {
             "id": name,
             "object": "model",
-            "created": self._settings.created,
+            "created": self._front.settings.created,
             "owned_by": "headway",
         }
         capacity = self._capacity()

@@ -26,6 +26,12 @@ class Promises:
         self._told: dict[tuple[str, str], int] = {}
         self._log: Any = structlog.get_logger("headway.control")
 
+    def retier(self, tiers: Iterable[Tier]) -> None:
+        """Look at these promises from now on; what was told of those that are the same stays so."""
+        before, self._tiers = {tier.name: tier.targets for tier in self._tiers}, tuple(tiers)
+        changed = {tier.name for tier in self._tiers if before.get(tier.name) != tier.targets}
+        self._told = {key: told for key, told in self._told.items() if key[1] not in changed}
+
     def look(self, executors: Iterable[str]) -> None:
         """Ask the step models once more; log what was not known before."""
         self.words = []

@@ -47,6 +47,7 @@ class Ticker:
         self._gpu_meter = gpu_meter
         self._sleep = sleep
         self._meters: dict[str, GpuMeter] = {}
+        self._sleeping: asyncio.Future[None] | None = None
         self._ticked_at = dispatcher.clock()
         self._errors: dict[str, str] = {}
         self._log: Any = structlog.get_logger("headway.control")
@@ -58,7 +59,25 @@ class Ticker:
             self.tick()
             now = self._dispatcher.clock()
             due = max(due + self._interval_s, now)
-            await self._sleep(due - now)
+            await self._wait(due - now)
+
+    def every(self, interval_s: float) -> None:
+        """Tick that often, from now on."""
+        self._interval_s = interval_s
+        # Whoever sleeps for the old interval may be a long way from waking up.
+        sleeping, self._sleeping = self._sleeping, None
+        if sleeping is not None:
+            sleeping.cancel()
+
+    async def _wait(self, seconds: float) -> None:
+        """Sleep, unless the interval changes."""
+        sleeping = self._sleeping = asyncio.ensure_future(self._sleep(seconds))
+        try:
+            await asyncio.wait({sleeping})
+            if self._sleeping is sleeping:
+                sleeping.result()
+        finally:
+            sleeping.cancel()
 
     def tick(self) -> None:
         """One tick of every loop, and a look at whether every executor makes progress."""

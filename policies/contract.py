@@ -151,9 +151,10 @@ class ExecutorSignals:
 
     `shape` is None until it was ready once.
 
-    `size_bound` is the fraction of steps in which `max_batch_size` was reached, `tokens_bound`
-    likewise for `max_batch_tokens`. `stalled` sequences stood still for want of KV.
-    `returned` requests were given back in the window (errors, memory).
+    `size_bound` is the fraction of steps (of batches, where they run to their end) in which
+    `max_batch_size` was reached, `tokens_bound` that of the steps with prompts in which
+    `max_batch_tokens` was. `stalled` sequences stood still for want of KV. `returned` requests were
+    given back in the window (errors, memory).
     """
 
     name: str
@@ -229,7 +230,8 @@ class Signals:
     """Everything that was seen in the last window, once a tick.
 
     `interval_s` is the time since the previous tick. `age_s` is the age of the newest executor
-    report (None: there never was one). `tiers` come highest priority first.
+    report (None: there never was one). `tiers` come highest priority first. `wall_s` is the time of
+    day, as Unix seconds: for rules that go by the calendar, never for measuring.
     """
 
     interval_s: float
@@ -238,6 +240,7 @@ class Signals:
     executors: tuple[ExecutorSignals, ...] = ()
     model: StepEstimate | None = None
     last: Applied | None = None
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,93 +1,134 @@
-"""How a policy declares its parameters, and how values from YAML are checked against them."""
+"""How a policy declares its parameters, and how they are told to people."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Any, get_type_hints
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+# A parameter's place: `("entries", 0, "from")`. Nothing: all parameters together, or their type.
+Path = tuple[str | int, ...]
+Problem = tuple[Path, str]
+
+# What a name ends with says in what it is measured.
+_UNITS = (("_s", "s"), ("_ticks", "ticks"), ("_tokens", "tokens"), ("_steps", "steps"))
+
+
+class Refused(ValueError):
+    """For `__post_init__` of parameters: which of them are wrong, by their paths."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(told(problem) for problem in problems))
+        self.problems = problems
+
+
+def told(problem: Problem) -> str:
+    """A problem in words: `entries.0.from: should be ...`."""
+    path, message = problem
+    return ": ".join([*([".".join(map(str, path))] if path else []), message])
 
 
 def parameter(
-    default: Any, doc: str, *, low: float | None = None, high: float | None = None
+    default: Any = dataclasses.MISSING,
+    doc: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    unit: str = "",
+    factory: Callable[[], Any] | None = None,
 ) -> Any:
     """A field of a `Parameters` dataclass: its default, one sentence about it, its range.
 
-    The unit belongs in the field's name (`wait_step_s`) or in `doc`. Both bounds are allowed
-    values. The result is for dataclasses only, hence Any, as with `dataclasses.field`.
+    The unit belongs in the field's name (`wait_step_s`) or in `unit`. Both bounds are allowed
+    values. `factory` makes defaults that are no constants. Plain types, `X | None`, `Literal`,
+    `tuple[X, ...]` (a list in YAML) and dataclasses of parameters (a mapping) are checked. A name
+    that Python keeps for itself is written with an underscore, `from_`, and without it in YAML.
+    The result is for dataclasses only, hence Any, as with `dataclasses.field`.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high})
+    about = {"doc": doc, "low": low, "high": high, "unit": unit}
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=about)
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Described:
-    """One parameter for people: name, type, default (None: required), range and meaning."""
+    """One parameter for people: name (dotted where nested), type, default, range, unit, meaning."""
 
     name: str
     type: str
+    required: bool
     default: Any
     low: float | None
     high: float | None
+    unit: str
     doc: str
 
 
 def describe(parameters: type[Any]) -> list[Described]:
-    """The parameters that a `Parameters` dataclass declares, in its order."""
+    """The parameters that a `Parameters` dataclass declares, in its order, nested ones after."""
+    return list(_described(parameters, ""))
+
+
+def keys(parameters: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a dataclass by the keys that stand for them in YAML."""
+    return {field.name.rstrip("_"): field for field in dataclasses.fields(parameters)}
+
+
+def nested(hint: Any) -> type[Any] | None:
+    """The dataclass of parameters that a value, or each item of a list, is made of."""
+    inner = get_args(hint)[0] if get_origin(hint) is tuple else hint
+    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
+
+
+def optional(hint: Any) -> Any:
+    """X of `X | None`; None for every other type."""
+    arguments = get_args(hint)
+    if get_origin(hint) not in (Union, types.UnionType) or type(None) not in arguments:
+        return None
+    others = [argument for argument in arguments if argument is not type(None)]
+    return others[0] if len(others) == 1 else None
+
+
+def _described(parameters: type[Any], prefix: str) -> Iterator[Described]:
     hints = get_type_hints(parameters)
-    return [
-        Described(
-            name=field.name,
-            type=getattr(hints[field.name], "__name__", str(hints[field.name])),
-            default=None if field.default is dataclasses.MISSING else field.default,
-            low=field.metadata.get("low"),
-            high=field.metadata.get("high"),
-            doc=field.metadata.get("doc", ""),
-        )
-        for field in dataclasses.fields(parameters)
-    ]
-
-
-def check(parameters: type[Any], given: Mapping[str, Any]) -> list[tuple[str | None, str]]:
-    """What is wrong with values for a `Parameters` dataclass, as pairs of key and message.
-
-    The key is None where it is the values together that are refused.
-    """
-    known = {described.name: described for described in describe(parameters)}
-    hints = get_type_hints(parameters)
-    wrong: list[tuple[str | None, str]] = []
-    for key, value in given.items():
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
-            wrong.append((key, f"unknown parameter; {hint}"))
-        elif message := _refusal(value, hints[key], known[key]):
-            wrong.append((key, f"should be {message}; given {value!r}"))
-    for field in dataclasses.fields(parameters):
+    for key, field in keys(parameters).items():
+        hint, about = hints[field.name], field.metadata
+        within = nested(hint)
         required = field.default is field.default_factory is dataclasses.MISSING
-        if required and field.name not in given:
-            wrong.append((field.name, "is required"))
-    if not wrong:
-        try:
-            parameters(**given)
-        except (TypeError, ValueError) as error:
-            wrong.append((None, str(error)))
-    return wrong
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        yield Described(
+            name=prefix + key,
+            type=_type_name(hint),
+            required=required,
+            # What a nested one holds by default stands with its own parameters.
+            default=None if required or within is not None else default,
+            low=about.get("low"),
+            high=about.get("high"),
+            unit=about.get("unit") or _unit(field.name),
+            doc=about.get("doc", ""),
+        )
+        if within is not None:
+            inside = f"{prefix}{key}[]." if get_origin(hint) is tuple else f"{prefix}{key}."
+            yield from _described(within, inside)
 
 
-def _refusal(value: Any, wanted: Any, known: Described) -> str | None:
-    """What a value should have been; None when it is right or its type is not a plain one."""
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if wanted in (bool, int, float, str) and type(value) is not wanted:
-        return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[
-            wanted
-        ]
-    if wanted not in (int, float):
-        return None
-    low = -math.inf if known.low is None else known.low
-    high = math.inf if known.high is None else known.high
-    if math.isfinite(value) and low <= value <= high:
-        return None
-    bounds = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (high < math.inf)
-    return " and ".join(bounds) or "finite"
+def _unit(name: str) -> str:
+    return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
+
+
+def _type_name(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"list of {_type_name(get_args(hint)[0])}"
+    if get_origin(hint) is Literal:
+        return " | ".join(map(str, get_args(hint)))
+    if nested(hint) is not None or get_origin(hint) is Mapping:
+        return "mapping"
+    if (inner := optional(hint)) is not None:
+        return f"{_type_name(inner)} or null"
+    return getattr(hint, "__name__", str(hint))

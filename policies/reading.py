@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from policies.contract import Limits, Signals, Utilization, Verdict
+from policies.contract import Limits, Metric, Signals, TierSignals, Utilization, Verdict
 
 
 def verdicts_on_itl(signals: Signals) -> Iterator[tuple[str, Verdict]]:
@@ -16,12 +16,33 @@ def verdicts_on_itl(signals: Signals) -> Iterator[tuple[str, Verdict]]:
                 yield tier.name, verdict
 
 
+def itl_targets(tiers: Iterable[TierSignals]) -> list[tuple[str, float]]:
+    """Tier and target on inter-token latency (seconds), the tightest first."""
+    return _targets(tiers, "itl")
+
+
+def ttft_targets(tiers: Iterable[TierSignals]) -> list[tuple[str, float]]:
+    """Tier and target on the time to first token (seconds), the tightest first."""
+    return _targets(tiers, "ttft")
+
+
+def _targets(tiers: Iterable[TierSignals], metric: Metric) -> list[tuple[str, float]]:
+    found = [(t.name, v.target_s) for t in tiers for v in t.verdicts if v.metric == metric]
+    return sorted(found, key=lambda pair: pair[1])
+
+
 def size_bound(signals: Signals) -> float | None:
     """Fraction of steps in which `max_batch_size` was reached, of the executor most bound.
 
     The most bound counts because the limit is the same for all, and that one is held up by it.
     """
     known = [e.size_bound for e in signals.executors if e.ready and e.size_bound is not None]
+    return max(known, default=None)
+
+
+def tokens_bound(signals: Signals) -> float | None:
+    """Fraction of steps with prompts in which `max_batch_tokens` was reached; likewise."""
+    known = [e.tokens_bound for e in signals.executors if e.ready and e.tokens_bound is not None]
     return max(known, default=None)
 
 
@@ -42,6 +63,17 @@ def utilization(signals: Signals) -> Utilization | None:
     known = [e.utilization for e in signals.executors if e.ready and e.utilization is not None]
     counters = [given for given in known if given.source != "busy"]
     return max(counters or known, key=lambda given: given.value, default=None)
+
+
+def with_limits(limits: Limits, *, size: int, tokens: int, wait_timeout_s: float) -> Limits:
+    """All three limits anew; T not below B."""
+    size = max(1, size)
+    return replace(
+        limits,
+        max_batch_size=size,
+        max_batch_tokens=max(tokens, size),
+        wait_timeout_s=wait_timeout_s,
+    )
 
 
 def with_size(limits: Limits, size: int, *, wait_timeout_s: float | None = None) -> Limits:

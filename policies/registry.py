@@ -9,13 +9,15 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
+from policies.checking import check, make
 from policies.contract import Policy
-from policies.parameters import check
+from policies.parameters import Problem, told
 
 TYPES: Mapping[str, str] = {
     "static": "policies.static:Static",
     "threshold": "policies.threshold:Threshold",
     "aimd": "policies.aimd:Aimd",
+    "slo": "policies.slo:Slo",
 }
 ENTRY_POINTS = "headway.policies"
 
@@ -59,23 +61,23 @@ def load(name: str) -> type[Any]:
     return policy
 
 
-def problems(name: str, parameters: Mapping[str, Any]) -> list[tuple[str | None, str]]:
-    """What is wrong with a type and its parameters, as pairs of key and message.
+def problems(name: str, parameters: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with a type and its parameters, as pairs of path and message.
 
-    The key names a parameter; None stands for the type, or for all parameters together.
+    The path leads to a parameter; an empty one stands for the type, or for all of them together.
     """
     try:
         policy = load(name)
     except PolicyError as error:
-        return [(None, str(error))]
+        return [((), str(error))]
     wrong = check(policy.Parameters, parameters)
     if not wrong:
         try:
-            policy(policy.Parameters(**parameters))
+            policy(make(policy.Parameters, parameters))
         # Whatever a foreign class raises while it is built is a fault of that class.
         except Exception as error:
             called = f"{policy.__name__}({policy.__name__}.Parameters(...))"
-            return [(None, f"{called} raises {type(error).__name__}: {error}")]
+            return [((), f"{called} raises {type(error).__name__}: {error}")]
     return wrong
 
 
@@ -85,8 +87,7 @@ def build(name: str, parameters: Mapping[str, Any]) -> Policy:
     Raises PolicyError that lists everything that is wrong.
     """
     if wrong := problems(name, parameters):
-        told = "; ".join(message if key is None else f"{key}: {message}" for key, message in wrong)
-        raise PolicyError(f"policy {name!r}: {told}")
+        raise PolicyError(f"policy {name!r}: {'; '.join(map(told, wrong))}")
     policy = load(name)
-    built: Policy = policy(policy.Parameters(**parameters))
+    built: Policy = policy(make(policy.Parameters, parameters))
     return built

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,7 +14,7 @@ from controller.ledger import SeatState
 from controller.memory import peak_tokens
 from controller.preemption import MAX_PREEMPTIONS
 from controller.request import Ended, Outcome, Request
-from controller.tiers import Targets, Tier
+from controller.tiers import Late, Order, Targets, Tier
 from executor.contract import Finished, Key, Report, Returned, Submit, Tokens
 from policies.contract import Limits
 from tests.controller.stage import Stage, capacity, model
@@ -158,6 +161,33 @@ class Conservation(RuleBasedStateMachine):
     @rule(size=st.integers(1, 6), wait_s=st.floats(0.0, 1.0))
     def limits_change(self, size: int, wait_s: float) -> None:
         self.stage.batcher.set_limits("default", Limits(size, 8192, wait_s), 1)
+        self.poll(0.0)
+
+    @rule(
+        name=st.sampled_from(["paid", "free", "offline"]),
+        order=st.sampled_from(["edf", "fcfs", "shortest"]),
+        late=st.sampled_from(["last", "drop"]),
+        promised=st.sampled_from([Targets(), Targets(ttft_s=2.0, itl_s=0.05), Targets(e2e_s=4.0)]),
+        most=st.integers(1, 5),
+    )
+    def tiers_change(
+        self, name: str, order: Order, late: Late, promised: Targets, most: int
+    ) -> None:
+        tiers = [queue.tier for queue in self.stage.batcher.queues.values()]
+        there = self.stage.batcher.queued(), self.stage.batcher.running()
+        changed: dict[str, Any] = {
+            "order": order,
+            "late": late,
+            "targets": promised,
+            "max_queue_requests": most,
+        }
+        self.stage.batcher.retier(
+            [
+                replace(tier, max_seats=most, **changed) if tier.name == name else tier
+                for tier in tiers
+            ]
+        )
+        assert (self.stage.batcher.queued(), self.stage.batcher.running()) == there
         self.poll(0.0)
 
     @invariant()

@@ -9,7 +9,16 @@ import pytest
 from controller.config_control import GuardConfig
 from controller.gates import Code
 from controller.guard import Envelope, Guard
-from policies.contract import ExecutorSignals, Limits, Quantiles, Signals, Utilization
+from policies.contract import (
+    ExecutorSignals,
+    Limits,
+    Quantiles,
+    Signals,
+    StepEstimate,
+    TierSignals,
+    Utilization,
+    Verdict,
+)
 
 NOW = 1000.0
 CURRENT = Limits(16, 1024, 0.010)
@@ -81,6 +90,28 @@ def test_steps_slower_than_ticks_set_the_pace_of_what_is_stale() -> None:
 
 def test_growth_is_limited_to_a_quarter_a_tick() -> None:
     assert grow_to(10**9) == (20, [Code.ENVELOPE, Code.SLEW])
+
+
+@pytest.mark.parametrize(
+    ("row_ms", "identifiable", "size"),
+    [
+        # 20 ms and 2 ms a row: 84 ms at 32, within 100.
+        (2.0, True, 32),
+        (2.0, False, 20),
+        # 116 ms at 32.
+        (3.0, True, 20),
+    ],
+)
+def test_a_size_doubles_where_a_model_that_is_sure_predicts_room(
+    row_ms: float, identifiable: bool, size: int
+) -> None:
+    row_s = row_ms / 1000
+    model = StepEstimate(0.02, 0.0, row_s, row_s, 1000, 0.0, 0.0, 0.0, 500, identifiable)
+    itl = Verdict("itl", 0.1, 0.99, samples=0, misses=0, state="unknown")
+    paid = TierSignals("paid", 1, 9, 900, 0.1, running=16, verdicts=(itl,))
+    seen = replace(signals(), model=model, tiers=(paid,))
+    judged = guard().judge(replace(CURRENT, max_batch_size=64), CURRENT, seen, NOW)
+    assert judged.limits.max_batch_size == size
 
 
 @pytest.mark.parametrize("ms", range(1, 20))

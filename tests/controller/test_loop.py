@@ -128,6 +128,11 @@ class TestSignals:
         rig.stage.poll()
         assert request.times.dispatched == rig.stage.now
 
+    def test_the_time_of_day_comes_with_the_signals(self) -> None:
+        rig = Rig.build()
+        rig.loop.tick(5.0, wall=1.7e9, devices={})
+        assert rig.policy.seen[-1].wall_s == 1.7e9
+
     def test_what_steps_held_is_averaged_over_the_window(self) -> None:
         rig = Rig.build(size=4)
         for _ in range(3):
@@ -163,7 +168,7 @@ class TestSignals:
             prompt_tokens=10.0,
             queue_s=0.0,
             hold_s=0.0,
-            prefill_s=pytest.approx(0.05),
+            prefill_s=0.05,
             new_tokens=3.0,
             goodput=0.1,
         )
@@ -229,13 +234,28 @@ class TestVerdicts:
 
     def test_steps_that_are_slow_by_their_prefills_only_are_caused_by_prefill(self) -> None:
         rig = Rig.build()
-        for _ in range(4):
-            rig.stage.arrive("paid", new=1000)
-        rig.stage.poll()
         for i in range(60):
+            if i % 12 == 0:
+                for _ in range(4):
+                    rig.stage.arrive("paid", new=12)
+                rig.stage.poll()
             rig.step(0.30 if i % 2 else 0.05, prefill=500 if i % 2 else 0)
         verdict = rig.tick().tiers[0].verdicts[1]
         assert (verdict.state, verdict.cause) == ("breach", Cause.PREFILL)
+        assert (verdict.samples, verdict.misses) == (20, 20)
+
+    def test_a_prefill_now_and_then_that_no_requests_mean_feels_is_no_breach(self) -> None:
+        rig = Rig.build()
+        for i in range(320):
+            if i % 80 == 0:
+                for _ in range(4):
+                    rig.stage.arrive("paid", new=80)
+                rig.stage.poll()
+            # Every sixteenth step takes 0.9 s: a token takes 94 ms in the mean, and half of the
+            # time over 0.1 s in the mean of the last eight.
+            rig.step(0.9 if i % 16 == 15 else 0.04, prefill=4000 if i % 16 == 15 else 0)
+        verdict = rig.tick().tiers[0].verdicts[1]
+        assert (verdict.samples, verdict.misses, verdict.state) == (16, 0, "room")
 
     def test_waiting_while_decode_has_time_to_spare_is_caused_by_the_queue(self) -> None:
         rig = Rig.build(size=1)

@@ -7,6 +7,7 @@ import pytest
 from controller.request import Outcome, Request
 from controller.tiers import Targets, Tier
 from executor.contract import StepSample
+from policies.contract import Limits
 from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity, model
 
 
@@ -77,6 +78,29 @@ def test_as_many_give_way_as_are_needed_and_no_more() -> None:
     assert len(asked_back(stage)) == 3
     stage.poll(0.11)
     assert len(asked_back(stage)) == 3
+
+
+def test_after_the_limit_has_fallen_so_many_give_way_that_one_more_has_room() -> None:
+    stage, _ = full_of("offline", 8)
+    stage.batcher.set_limits("default", Limits(5, 1024, 0.0), 1)
+    paid = [stage.arrive("paid") for _ in range(2)]
+    stage.poll(0.1)
+    # Three are too many as it is.
+    assert len(asked_back(stage)) == 5
+    stage.acknowledge()
+    assert {one.request_id for one in stage.poll().work["e"].submit} == {one.id for one in paid}
+
+
+def test_nobody_gives_way_where_all_who_could_would_not_make_room() -> None:
+    stage = Stage.build(model=model(), size=6)
+    requests = [stage.arrive("paid", new=1000) for _ in range(5)]
+    requests.append(stage.arrive("offline", new=1000))
+    stage.poll(0.0)
+    stage.report(tokens=[(request.id, 0, [7]) for request in requests])
+    stage.batcher.set_limits("default", Limits(4, 1024, 0.0), 1)
+    stage.arrive("paid")
+    stage.poll(0.1)
+    assert asked_back(stage) == []
 
 
 @pytest.mark.parametrize("tier", ["paid", "free"])

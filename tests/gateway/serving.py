@@ -14,7 +14,8 @@ from aiohttp import web
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from gateway.app import Access, build_app, runner_of
+from gateway.app import build_app, runner_of
+from gateway.front import Access
 from gateway.preparing import Preparer
 from gateway.settings import GatewaySettings, TierPlan
 from tests.gateway.fake_desk import FakeDesk

@@ -8,8 +8,8 @@ import pytest
 
 from controller.errors import InvalidRequest
 from executor.contract import TextModel
-from gateway.app import Access
 from gateway.auth import ClientKey, Secret
+from gateway.front import Access
 from tests.gateway.fake_desk import FakeDesk
 from tests.gateway.serving import Answer, Served, serving
 

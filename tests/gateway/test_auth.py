@@ -9,8 +9,8 @@ import pytest
 
 from controller.errors import ConfigError, Forbidden, InvalidRequest, Unauthorized
 from executor.contract import TextModel
-from gateway.app import Access
 from gateway.auth import AdminDoor, Caller, ClientKey, Keyring, Secret, choose_tier
+from gateway.front import Access
 from tests.gateway.fake_desk import FakeDesk
 from tests.gateway.serving import QUESTION, TIERS, serving
 
@@ -54,8 +54,8 @@ def test_without_keys_everybody_is_the_default_tier() -> None:
     [
         (Secret(), "either `sha256` or `env`"),
         (Secret(sha256=HASH, env="GOLD_KEY"), "either `sha256` or `env`"),
-        (Secret(env="MISSING"), r"auth.keys\[0\].env: the environment variable MISSING"),
-        (Secret(sha256="abc"), r"auth.keys\[0\].sha256: should be the SHA-256"),
+        (Secret(env="MISSING"), r"auth.keys.0.env: the environment variable MISSING"),
+        (Secret(sha256="abc"), r"auth.keys.0.sha256: should be the SHA-256"),
     ],
 )
 def test_a_key_that_cannot_be_found_is_a_configuration_error(secret: Secret, words: str) -> None:
@@ -65,7 +65,7 @@ def test_a_key_that_cannot_be_found_is_a_configuration_error(secret: Secret, wor
 
 def test_two_clients_cannot_have_one_key() -> None:
     same = ClientKey("thief", "free", Secret(env="GOLD_KEY"))
-    with pytest.raises(ConfigError, match=r"auth.keys\[2\]: the same key as goldsmith's"):
+    with pytest.raises(ConfigError, match=r"auth.keys.2: the same key as goldsmith's"):
         Keyring((*KEYS, same), default_tier="free", environ=ENVIRON)
 
 

@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 from controller.config import Config
 from controller.config_executors import ContinuousExecutor
 from controller.config_keys import schema
+from controller.config_load import Source
 from controller.config_reference import markdown
 from controller.errors import ConfigError
 from gateway import cli, daemon
 from gateway.assembly import assemble
+from policies.registry import TYPES
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +32,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a daemon was started with; none really starts."""
     started: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, source: Source) -> int:
+        assert source.read().config == config
         started.append(config)
         return 3
 
@@ -110,7 +113,7 @@ def test_schema_prints_what_editors_and_what_people_read() -> None:
 
 def test_policies_are_listed_with_what_they_do() -> None:
     lines = run("policies", "list")[1].splitlines()
-    assert [line.split()[0] for line in lines] == ["static", "threshold", "aimd"]
+    assert [line.split()[0] for line in lines] == list(TYPES)
     assert lines[0] == (
         "static         Proposes the limits that were in force when it was first asked, for ever."
         "  [policies.static:Static]"

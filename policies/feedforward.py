@@ -1,0 +1,117 @@
+"""What the step model says about limits: how many rows, how many tokens of prompts, which batch.
+
+Pure functions of a `StepEstimate` and of what requests come to; seconds and tokens throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.contract import StepEstimate
+
+# More batches than this cannot be told apart, and no executor has as many seats.
+MOST_ROWS = 65_536
+# Of what a batch size could serve, arrivals that come in bursts leave about so much to be used.
+_USABLE = 0.7
+# Sizes that come so close to the best are as good.
+_AS_GOOD = 0.97
+
+
+def largest_size(model: StepEstimate, context: float, step_s: float) -> int:
+    """The most sequences of `context` tokens each that decode together within `step_s`.
+
+    0: not even one does. `MOST_ROWS`: rows cost nothing.
+    """
+    spare_s = step_s - model.a
+    if spare_s < 0:
+        return 0
+    row_s = model.b * context + model.c
+    if row_s * model.knee > spare_s:
+        return math.floor(spare_s / row_s)
+    beyond_s = model.b * context + model.c_above
+    spare_s -= row_s * model.knee
+    if beyond_s * (MOST_ROWS - model.knee) <= spare_s:
+        return MOST_ROWS
+    return model.knee + math.floor(spare_s / beyond_s)
+
+
+def prompt_tokens(model: StepEstimate, seconds: float) -> float:
+    """Tokens of prompts that are computed within so much of a step; infinite where they cost
+    nothing. A chunk attends to itself: `d*p + e*p^2`."""
+    if seconds <= 0:
+        return 0.0
+    if model.e <= 0:
+        return seconds / model.d if model.d > 0 else math.inf
+    root = math.sqrt(model.d * model.d + 4 * model.e * seconds)
+    return (root - model.d) / (2 * model.e)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one tier asks of an executor that runs batches to their end: requests per second, and
+    seconds until the first token."""
+
+    rate: float
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """A batch of n takes `alpha_s + n * beta_s`, and its first tokens come after
+    `first_s + n * prefill_s`."""
+
+    alpha_s: float
+    beta_s: float
+    first_s: float
+    prefill_s: float
+
+    @classmethod
+    def of(cls, model: StepEstimate, prompt: float, new: float) -> BatchTimes:
+        """Of requests with so many tokens of prompt and of completion, all alike."""
+        steps = max(1.0, new)
+        prefill_s = model.d * prompt + model.e * prompt * prompt
+        # The first step is the prefill; contexts grow by a token a step.
+        row_s = model.c + model.b * (prompt + steps / 2)
+        return cls(
+            alpha_s=steps * model.a,
+            beta_s=prefill_s + model.c + (steps - 1) * row_s,
+            first_s=model.a,
+            prefill_s=prefill_s + model.c,
+        )
+
+    def whole_s(self, size: int) -> float:
+        """From the start of a batch to its end."""
+        return self.alpha_s + size * self.beta_s
+
+    def begun_s(self, size: int) -> float:
+        """From the start of a batch to its first tokens."""
+        return self.first_s + size * self.prefill_s
+
+
+def batch_size(
+    times: BatchTimes, demands: Sequence[Demand], *, rate: float, most: int
+) -> int | None:
+    """The batch with which most requests begin in time, where batches run to their end; `rate` is
+    that of all requests, those without such a target included.
+
+    Who comes finds a batch under way, waits for what is left of it (uniform), then for the prefill
+    of its own. None: no tier can wait for a whole batch of one before its own begins, so that
+    whoever waits is better off in the next batch than in the one after it.
+    *Ours*; the batch time linear in its size is Clipper's (Crankshaw et al., NSDI 2017).
+    """
+    if not any(times.whole_s(1) + times.begun_s(1) <= one.ttft_s for one in demands):
+        return None
+
+    def met(size: int) -> float:
+        whole_s, begun_s = times.whole_s(size), times.begun_s(size)
+        in_time = sum(
+            one.rate * min(1.0, max(0.0, (one.ttft_s - begun_s) / whole_s)) for one in demands
+        )
+        return in_time * min(1.0, _USABLE * size / whole_s / rate) if rate > 0 else in_time
+
+    by_size = [met(size) for size in range(1, most + 1)]
+    enough = _AS_GOOD * max(by_size)
+    # Of sizes that are as good the largest: bursts need it.
+    return max(size for size, value in enumerate(by_size, 1) if value >= enough)
