@@ -16,26 +16,20 @@ import yaml
 
 from bench import evaluate_short
 from bench.campaign import Cache, cores, default_cache
-from bench.case import Contender
-from bench.evaluate_cells import EXECUTORS, Cell
-from bench.evaluate_field import DEFAULT, STATIC
-from bench.evaluate_plots import around_change, curve
+from bench.evaluate_cells import EXECUTORS
+from bench.evaluate_field import DEFAULT
+from bench.evaluate_pictures import draw
 from bench.evaluate_progress import Runs
 from bench.evaluate_queues import CONFIG, PAGE
 from bench.evaluate_rows import rows
 from bench.evaluate_run import Evaluation
 from bench.evaluate_text import MARKS, page
-from bench.evaluation import sides
 from bench.evaluation_text import spliced
 from bench.tick_cost import tick_cost
 from controller.config_load import load as load_config
 
 ANALYSES = PAGE.with_name("evaluation_analyses.yaml")
 IMAGES = PAGE.with_name("images")
-# Pictures of one executor are enough: the other looks alike.
-_PICTURED = "E3"
-_PICTURED_SEEDS = (1, 2, 3)
-_CURVE = ("E2", "steady", 1.3)
 
 
 def analyses(path: Path = ANALYSES) -> dict[str, str]:
@@ -48,44 +42,6 @@ def analyses(path: Path = ANALYSES) -> dict[str, str]:
     return told
 
 
-def draw(evaluation: Evaluation, folder: Path) -> None:
-    """The pictures, where their cells were played."""
-    *_, queues = sides(evaluation.config)
-    for workload, name in (("step", "policies-step.svg"), ("flood", "policies-flood.svg")):
-        cell = _cell(evaluation, _PICTURED, workload)
-        static = None if cell is None else evaluation.results.get(cell, STATIC)
-        if cell is not None and static is not None:
-            setting = evaluation.settings(cell)
-            around_change(setting, queues, static.contender, folder / name, seeds=_PICTURED_SEEDS)
-    executor, workload, times = _CURVE
-    cell = _cell(evaluation, executor, workload, times)
-    if cell is not None:
-        names = (DEFAULT, "threshold", STATIC)
-        setting = evaluation.settings(cell)
-        known = [evaluation.results.get(cell, name) for name in names]
-        shown: dict[str, Contender] = {
-            name: figures.contender
-            for name, figures in zip(names, known, strict=True)
-            if figures is not None
-        }
-        played = evaluation.play([setting.case(queues, one, 1) for one in shown.values()])
-        points = dict(zip(shown, played, strict=True))
-        path = folder / "policies-curve.svg"
-        curve(setting, queues, evaluation.play, path, policies=points)
-
-
-def _cell(
-    evaluation: Evaluation, executor: str, workload: str, times: float | None = None
-) -> Cell | None:
-    """The last of the cells that fit: the one with the highest load."""
-    fitting = [
-        cell
-        for cell in evaluation.results.figures
-        if (cell.executor, cell.workload) == (executor, workload) and times in (None, cell.times)
-    ]
-    return fitting[-1] if fitting else None
-
-
 def evaluate(args: argparse.Namespace) -> None:
     """Play everything, print the tables, and put them into the page where that is asked."""
     cache = Cache(None if args.no_cache else default_cache())
@@ -93,13 +49,16 @@ def evaluate(args: argparse.Namespace) -> None:
         evaluation = Evaluation(
             runs, load_config(CONFIG, env={}), args.executor or EXECUTORS, args.scale
         )
+        if args.pictures:
+            draw(evaluation, args.images)
+            return
         evaluation.run()
         with evaluation.part("tick"):
             tick = tick_cost(DEFAULT)
         told = page(evaluation, rows(evaluation.results, evaluation.offline, tick), analyses())
-        if args.write or args.images:
+        if args.write:
             with evaluation.part("pictures"):
-                draw(evaluation, args.images or IMAGES)
+                draw(evaluation, args.images)
     print(told)
     spent = os.times()
     print(
@@ -115,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The whole evaluation, or its short form."""
     parser = argparse.ArgumentParser(prog="bench.evaluate", description=__doc__)
     parser.add_argument("--write", action="store_true", help="put tables and pictures in the page")
-    parser.add_argument("--images", type=Path, help="draw the pictures into this folder")
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures, nothing else")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="into this folder")
     parser.add_argument("--executor", action="append", choices=EXECUTORS)
     parser.add_argument("--scale", type=float, default=1.0, help="cells last so many times longer")
     parser.add_argument("--jobs", type=int, default=cores())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from bench.evaluation import REPORTED, Setting
@@ -28,6 +28,8 @@ _ABSOLUTE = ("closed",)
 # Whose lengths the unit is found with; everything else is chat.
 _UNITS: Mapping[str, str] = MappingProxyType({"code": "code", "alternating": "alternating"})
 _STEADY_UNIT = "steady"
+# Steady chat as well: the default policy alone is played on both.
+_TWICE = "chat"
 # What a part of the contenders is compared at, on every executor: one load of each workload.
 _ONE_LOAD: Mapping[str, float] = MappingProxyType({"steady": 1.0, "step": 1.0, "alternating": 1.2})
 
@@ -64,7 +66,15 @@ class Cell:
 
     def surveyed(self) -> bool:
         """Whether every policy is played here."""
-        return self.times == _ONE_LOAD.get(self.workload, self.times)
+        return self.workload != _TWICE and self.times == _ONE_LOAD.get(self.workload, self.times)
+
+    def few(self) -> Sequence[int]:
+        """On how many seeds contenders are played whom nothing is held against."""
+        return self.seeds()[: len(self.seeds()) // 2]
+
+    def foreseen(self) -> Cell:
+        """Where the best limits are looked for: nobody foresees faults."""
+        return replace(self, workload="steady") if self.workload == "faults" else self
 
 
 # Workload, load, and its length relative to the named one (10 to 48 minutes).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.baseline_pang import SEARCH
 from bench.case import Contender
 from bench.evaluate_cells import Cell, is_of_the_ten
 from bench.evaluation import REPORTED, Side
@@ -18,10 +19,9 @@ VLLM = "vLLM 256, 2048"
 VLLM_FIFO = "vLLM 256, 2048, FIFO"
 # Parts of the tightest inter-token target that Pang's search aims at.
 AIMS = (0.7, 0.8, 0.9, 1.0)
-_PANG_TYPE, _AIM = "sla_search", "target"
+_PANG = "bench.baseline_pang:Pang"
 # Each of the four on so many of the reported seeds; the best of them on all.
 _AIMS_SEEDS = REPORTED[:2]
-_FEW = REPORTED[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def default_entry(cell: Cell, queues: Side) -> Entry:
 
 def rules(cell: Cell, queues: Side) -> list[Entry]:
     """The rules of others, on all seeds where they are held against the default policy."""
-    seeds = cell.seeds() if is_of_the_ten(cell) else _FEW
+    seeds = cell.seeds() if is_of_the_ten(cell) else cell.few()
     return [
         Entry(named(CLIPPER, "bench.baseline_clipper:Clipper"), queues, seeds),
         Entry(named(BENTOML, "bench.baseline_bentoml:BentoMl:hold=fixed"), queues, seeds),
@@ -69,16 +69,15 @@ def rules(cell: Cell, queues: Side) -> list[Entry]:
 
 def aims(queues: Side) -> list[Entry]:
     """Pang's search at four targets; none while there is no such policy."""
-    texts = [f"{_PANG_TYPE}:{_AIM}={aim}" for aim in AIMS]
-    if problems(_PANG_TYPE, {_AIM: AIMS[0]}):
+    if problems(_PANG, {}):
         return []
-    return [Entry(named(text, text), queues, _AIMS_SEEDS) for text in texts]
+    return [Entry(named(f"aim={aim}", f"{_PANG}:aim={aim}"), queues, _AIMS_SEEDS) for aim in AIMS]
 
 
-def others(queues: Side) -> list[Entry]:
+def others(cell: Cell, queues: Side) -> list[Entry]:
     """Every other policy of the product that needs no parameters, on a few seeds."""
-    left = [name for name in TYPES if name not in (DEFAULT, "static", _PANG_TYPE)]
-    return [Entry(named(name, name), queues, _FEW) for name in left if not problems(name, {})]
+    left = [name for name in TYPES if name not in (DEFAULT, "static", SEARCH)]
+    return [Entry(named(name, name), queues, cell.few()) for name in left if not problems(name, {})]
 
 
 def vendors(cell: Cell, queues: Side, fifo: Side) -> list[Entry]:
@@ -89,7 +88,7 @@ def vendors(cell: Cell, queues: Side, fifo: Side) -> list[Entry]:
     max_batch_prefill_tokens 4096. TensorFlow Serving: max_batch_size 1000 (here as many as there
     are seats), batch_timeout_micros 0. Triton: default-max-batch-size 4, no queue delay.
     """
-    seeds = cell.seeds() if cell.workload == "alternating" else _FEW
+    seeds = cell.seeds() if cell.workload == "alternating" else cell.few()
     texts = [(VLLM, "static:B=256,T=2048,W=0", queues)]
     texts.append((VLLM_FIFO, "static:B=256,T=2048,W=0,queue=fifo", fifo))
     if cell.executor == "E1":

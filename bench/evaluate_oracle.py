@@ -162,16 +162,19 @@ def together(
 
 def oracle(starts: Sequence[float], chosen: Sequence[Pair]) -> Contender:
     """The oracle with these limits from these instants on; phases with the same are one."""
-    phases: list[list[float]] = []
-    for (size, tokens), group in groupby(zip(starts, chosen, strict=True), key=lambda one: one[1]):
-        phases.append([next(group)[0], size, tokens, 0.0])
-    _, size, tokens, _ = phases[0]
+    phases = [
+        {"start_s": next(group)[0], "max_batch_size": size, "max_batch_tokens": tokens}
+        for (size, tokens), group in groupby(
+            zip(starts, chosen, strict=True), key=lambda one: one[1]
+        )
+    ]
+    size, tokens = chosen[0]
     return Contender(
         ORACLE,
         "bench.phase_oracle:PhaseOracle",
         {"phases": phases},
-        size=round(size),
-        tokens=round(tokens),
+        size=size,
+        tokens=tokens,
         wait_s=0.0,
     )
 

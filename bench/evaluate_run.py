@@ -87,7 +87,7 @@ class Evaluation:
     def run(self) -> None:
         """Every part, in the order in which one needs the other."""
         with self.part("loads"):
-            self._find_units()
+            self.find_units([*self.cells(), *self.backlogs()])
         with self.part("hindsight"):
             entries = {cell: self._hindsight(cell) for cell in self.cells()}
         with self.part("contenders"):
@@ -118,20 +118,26 @@ class Evaluation:
         """The cell with its load."""
         return cell.setting(self.units)
 
-    def _find_units(self) -> None:
+    def find_units(self, among: Sequence[Cell]) -> None:
+        """The loads that these cells are relative to, where they are not known yet."""
         *_, queues = sides(self.config)
-        wanted = {(cell.executor, cell.unit()) for cell in (*self.cells(), *self.backlogs())}
-        for executor, unit in sorted((e, u) for e, u in wanted if u is not None):
+        for executor, unit in sorted({(cell.executor, cell.unit() or "") for cell in among}):
+            if not unit or (executor, unit) in self.units:
+                continue
             if executor_of(executor).runs_to_completion:
                 self.units[executor, unit] = UNSERVED
                 continue
             middle = Setting(executor, unit, _MIDDLE_LOAD, _UNIT_STRETCH * self.scale)
             self.units[executor, unit] = Searcher(self.play).served(middle, queues)
 
+    def hindsight(self) -> Hindsight:
+        """What searches on seeds that are never reported."""
+        return Hindsight(self.play, SEARCHED, LEAST_PHASE_S * self.scale)
+
     def _hindsight(self, cell: Cell) -> list[Entry]:
         fifo, *_, queues = sides(self.config)
-        setting, seeds = self.settings(cell), cell.seeds()
-        search = Hindsight(self.play, SEARCHED, LEAST_PHASE_S * self.scale)
+        setting, seeds = self.settings(cell.foreseen()), cell.seeds()
+        search = self.hindsight()
         static = search.static(setting, queues)
         phased, open_ = search.phased(setting, queues, static)
         return [
@@ -152,7 +158,7 @@ class Evaluation:
             if cell.surveyed() or is_of_the_ten(cell):
                 field_here += field_of.rules(cell, queues)
             if cell.surveyed():
-                field_here += field_of.others(queues)
+                field_here += field_of.others(cell, queues)
             if is_of_the_ten(cell):
                 field_here += field_of.aims(queues)
             planned += [(cell, entry) for entry in field_here]
@@ -179,8 +185,7 @@ class Evaluation:
         *_, queues = sides(self.config)
         planned = []
         for cell in self.backlogs():
-            search = Hindsight(self.play, SEARCHED, LEAST_PHASE_S * self.scale)
-            static = search.offline(self.settings(cell), queues)
+            static = self.hindsight().offline(self.settings(cell), queues)
             planned.append((cell, field_of.default_entry(cell, queues)))
             planned.append((cell, Entry(static, queues, cell.seeds())))
             planned += [(cell, entry) for entry in field_of.rules(cell, queues)]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies.contract import Limits, Proposal, Signals
 from policies.parameters import parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Limits from an instant on."""
+
+    start_s: float = parameter(doc="From the start of the run.", low=0)
+    max_batch_size: int = parameter(doc="B.", low=1)
+    max_batch_tokens: int = parameter(doc="T.", low=1)
+    wait_timeout_s: float = parameter(0.0, "W.", low=0)
 
 
 class PhaseOracle:
@@ -20,22 +29,18 @@ class PhaseOracle:
 
     @dataclass(frozen=True, slots=True)
     class Parameters:
-        """`phases` has no default: an oracle is of one workload."""
+        """There is no default: an oracle is of one workload."""
 
-        phases: Sequence[Sequence[float]] = parameter(
-            (), "Of each phase its start in seconds, B, T and W (s), in order, the first at 0."
-        )
+        phases: tuple[Phase, ...] = parameter(doc="In order, the first from 0 on.")
 
         def __post_init__(self) -> None:
-            starts = [phase[0] for phase in self.phases]
+            starts = [phase.start_s for phase in self.phases]
             if not starts or starts[0] != 0 or starts != sorted(starts):
-                raise ValueError("phases should be in order, the first at 0")
-            if any(len(phase) != 4 for phase in self.phases):
-                raise ValueError("each phase should be [start_s, B, T, W]")
+                raise ValueError("phases should be in order, the first from 0 on")
 
     def __init__(self, parameters: Parameters) -> None:
         self._phases = parameters.phases
-        self._starts = [phase[0] for phase in parameters.phases]
+        self._starts = [phase.start_s for phase in parameters.phases]
         self._now_s = 0.0
 
     def decide(self, signals: Signals, limits: Limits) -> Proposal:
@@ -43,11 +48,11 @@ class PhaseOracle:
         self._now_s += signals.interval_s
         # Intervals are floats: a sum of them may be a hair before the instant that it stands for.
         index = bisect_right(self._starts, self._now_s + 1e-6) - 1
-        start_s, size, tokens, wait_s = self._phases[index]
+        phase = self._phases[index]
         wanted = replace(
             limits,
-            max_batch_size=round(size),
-            max_batch_tokens=round(tokens),
-            wait_timeout_s=wait_s,
+            max_batch_size=phase.max_batch_size,
+            max_batch_tokens=phase.max_batch_tokens,
+            wait_timeout_s=phase.wait_timeout_s,
         )
-        return Proposal(wanted, f"phase {index + 1} of {len(self._starts)}, since {start_s:.0f} s")
+        return Proposal(wanted, f"phase {index + 1} of {len(self._phases)}")
