@@ -257,5 +257,5 @@ class Conservation(RuleBasedStateMachine):
         assert not (batcher.queued() and idle and plan.wake_at is None)
 
 
-Conservation.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Conservation.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestConservation = Conservation.TestCase

@@ -295,7 +295,7 @@ PLAY = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(before=TIERS, after=TIERS, play=PLAY)
 def test_an_idle_core_with_other_tiers_is_one_that_was_built_with_them(
     before: tuple[Tier, ...], after: tuple[Tier, ...], play: list[tuple[str, int, float]]

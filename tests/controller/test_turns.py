@@ -130,5 +130,5 @@ class Turns(RuleBasedStateMachine):
         assert not (seats.room() and self.stage.batcher.queued())
 
 
-Turns.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Turns.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestTurns = Turns.TestCase

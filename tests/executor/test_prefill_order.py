@@ -66,7 +66,6 @@ def test_all_of_a_step_is_used_and_at_least_half_by_the_oldest(
     assert parts[0] >= min(remaining[0], budget - budget // 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(8, 40), st.integers(1, 60))
 def test_whatever_comes_every_prompt_is_done_in_twice_its_own_time_and_that_of_the_older(
     remaining: list[int], budget: int, newcomer: int
@@ -81,7 +80,6 @@ def test_whatever_comes_every_prompt_is_done_in_twice_its_own_time_and_that_of_t
     assert steps <= sum(-(-tokens // half) for tokens in remaining)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(51, 100), min_size=1, max_size=12), st.integers(1, 400))
 def test_among_prompts_of_about_one_length_nobody_is_later_than_in_order_of_arrival(
     lengths: list[int], budget: int
@@ -160,7 +158,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(arrivals=ARRIVALS, budget=st.integers(12, 100))
 def test_a_real_model_and_a_simulated_one_compute_the_same_in_every_step(
     engine: ContinuousEngine, arrivals: list[tuple[int, int, int, int]], budget: int

@@ -18,7 +18,7 @@ from tests.policies.signals import LIMITS, limits, seen, signals
 every_policy = pytest.mark.parametrize("name", TYPES)
 sequences = st.lists(st.tuples(signals, limits), min_size=1, max_size=5)
 # Many policies, each over generated sequences: fewer examples keep the suite quick.
-quickly = settings(max_examples=25, deadline=None)
+quickly = settings(max_examples=25)
 
 
 def answers(policy: Policy, given: list[tuple[Signals, Limits]]) -> list[Proposal]:
