@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.campaign import Ratio
+from bench.campaign import Ratio, paired
 from bench.evaluate_cells import Cell, is_moving, is_of_the_ten, is_steady
 from bench.evaluate_field import (
     BENTOML,
@@ -125,18 +125,17 @@ def _offline(offline: Results) -> list[Row]:
         online, theirs = (
             statistics.fmean(map(online_attainment, one.outcomes)) for one in (mine, static)
         )
-        base = _offline_tokens(static)
-        ratio = _offline_tokens(mine) / base if base else 0.0
-        holds = online >= ONLINE_LEAST and ratio >= OFFLINE_LEAST
-        told = f"{ratio:.3f} ({online:.1%} online, best static {theirs:.1%})"
+        ratio = paired(_offline_tokens(mine), _offline_tokens(static))
+        holds = online >= ONLINE_LEAST and ratio is not None and ratio.mean >= OFFLINE_LEAST
+        told = f"{interval(ratio)} ({online:.1%} online, best static {theirs:.1%})"
         found.append(
             Row("offline", f"{what}, {cell.executor}", f"{OFFLINE_LEAST:.2f}", told, holds)
         )
     return found or [Row("offline", what, f"{OFFLINE_LEAST:.2f}", "-", None)]
 
 
-def _offline_tokens(figures: Figures) -> float:
-    return statistics.fmean(one.tiers["offline"].tokens_per_s for one in figures.outcomes)
+def _offline_tokens(figures: Figures) -> list[float]:
+    return [one.tiers["offline"].tokens_per_s for one in figures.outcomes]
 
 
 def _of_oracle(results: Results) -> Row:

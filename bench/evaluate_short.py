@@ -30,7 +30,7 @@ SEEDS = (21, 22, 23)
 CELLS: Sequence[tuple[Setting, str]] = (
     (Setting("E2", "steady", 0.75, 0.6), "static:B=96,T=2048,W=0"),
     (Setting("E2", "alternating", 0.7, 0.2), "static:B=96,T=2048,W=0"),
-    (Setting("E2", "bursts-9", 0.6, 0.4), "static:B=96,T=2048,W=0"),
+    (Setting("E2", "bursts-9", 0.6, 0.8), "static:B=96,T=2048,W=0"),
     (Setting("E3", "step", 0.85, 0.5), "static:B=96,T=717,W=0"),
     (Setting("E3", "alternating", 1.0, 0.2), "static:B=96,T=717,W=0"),
     (Setting("E3", "flood", 0.7, 0.6), "static:B=96,T=717,W=0"),

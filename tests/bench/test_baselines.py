@@ -157,7 +157,7 @@ def test_where_nothing_was_measured_the_limits_stay(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 @given(many=st.lists(any_signals, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_is_seen_limits_are_numbers_and_the_same_again(
     name: str, many: list[Signals]
 ) -> None:
