@@ -165,6 +165,7 @@ def simulator_of(case: Case, *, stopwatch: Callable[[], float] = lambda: 0.0) ->
         listeners=(journal,),
         started=0.0,
         stopwatch=stopwatch,
+        tier_policies={} if contender.fifo else config.tier_policies(),
     )
     rules = Rules(
         config.control.interval,
@@ -198,7 +199,9 @@ def _limits(written: LimitsConfig, contender: Contender) -> LimitsConfig:
 def _control(written: ControlConfig, contender: Contender) -> ControlConfig:
     policy = PolicyConfig(type=contender.type, parameters=dict(contender.parameters))
     hold = written.hold if contender.hold is None else contender.hold
-    return written.model_copy(update={"policy": policy, "hold": hold})
+    # Whoever is compared has the say, and nobody beside it.
+    alone = {"policy": policy, "hold": hold, "mode": "apply", "shadows": ()}
+    return written.model_copy(update=alone)
 
 
 def _one_for_all(tiers: Iterable[Tier]) -> Tier:

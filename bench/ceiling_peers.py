@@ -161,6 +161,14 @@ class FreeDesk:
         """See Desk."""
         return Limits(self._capacity.max_seqs, self._capacity.max_step_tokens, 0.0)
 
+    async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """See Desk."""
+        return {}
+
+    def roll_back_policy(self) -> dict[str, Any]:
+        """See Desk."""
+        return {}
+
     def metrics(self) -> bytes:
         """See Desk."""
         return b""

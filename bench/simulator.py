@@ -135,7 +135,7 @@ class Simulator:
             self.journal.limits(group, loop.limits, 0.0)
         # A static policy looks at nothing: after its first tick it need not be asked again,
         # unless the guard has something to act on.
-        policies = [loop.policy.policy for loop in self.core.loops.values()]
+        policies = [policy for loop in self.core.loops.values() for policy in loop.asked()]
         sheds = any(queue.tier.sheddable for queue in self.core.batcher.queues.values())
         self._resting = not sheds and all(isinstance(policy, Static) for policy in policies)
 

@@ -7,7 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
+from controller.config_control import (
+    ControlConfig,
+    EnvelopeConfig,
+    LimitsConfig,
+    OwnPolicyConfig,
+)
 from controller.config_executors import ContinuousExecutor, ExecutorConfig
 from controller.config_types import Count, Fraction, Name, Section, Switch
 from controller.tiers import Late, Order, Targets, Tier
@@ -109,6 +114,8 @@ class TierConfig(Section):
     """Bytes of bodies that may wait. Beyond: 429."""
     wait_timeout: Duration | None = None
     """How long a request of this tier may be held for company; null: the common limit."""
+    policy: OwnPolicyConfig | None = None
+    """A rule of the tier's own for its seats and its hold; null: it has the common limits."""
     start_within: Duration | None = None
     """A request that has not begun after this long expires; null: it waits."""
     finish_within: Duration | None = None
@@ -183,6 +190,10 @@ class Config(Section):
     """Structured logs."""
     record: RecordConfig = RecordConfig()
     """A record of the traffic for replay."""
+
+    def tier_policies(self) -> dict[str, OwnPolicyConfig]:
+        """The policies of tiers that have one of their own."""
+        return {name: t.policy for name, t in self.tiers.items() if t.policy is not None}
 
     def tier_list(self) -> tuple[Tier, ...]:
         """The tiers as the core knows them, highest priority first."""

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from itertools import pairwise
 
 from controller.config import Config
+from controller.config_control import OwnPolicyConfig, PolicyConfig
 from controller.config_executors import ContinuousExecutor
 from controller.config_tree import Path, Problem, dotted
 from controller.units import format_duration, format_size
@@ -261,11 +262,16 @@ def _control(config: Config) -> Iterator[Problem]:
 
 
 def _policies(config: Config) -> Iterator[Problem]:
-    policy = config.control.policy
-    path: Path = ("control", "policy")
-    for within, message in policy_problems(policy.type, policy.parameters):
-        yield Problem((*path, "parameters", *within) if within else path, message)
-    for _, message in policy_problems(config.control.fallback, {}):
+    control = config.control
+    named: list[tuple[Path, PolicyConfig | OwnPolicyConfig]] = [
+        (("control", "policy"), control.policy),
+        *((("control", "shadows", i), shadow) for i, shadow in enumerate(control.shadows)),
+        *((("tiers", name, "policy"), own) for name, own in config.tier_policies().items()),
+    ]
+    for path, policy in named:
+        for within, message in policy_problems(policy.type, policy.parameters):
+            yield Problem((*path, "parameters", *within) if within else path, message)
+    for _, message in policy_problems(control.fallback, {}):
         yield Problem(("control", "fallback"), message)
 
 

@@ -55,6 +55,15 @@ class PolicyConfig(Section):
     """The policy's own parameters; `headway policies show TYPE` prints them."""
 
 
+class OwnPolicyConfig(Section):
+    """Which rule proposes limits for something of its own: a tier, or only the record."""
+
+    type: Annotated[str, Field(min_length=1)]
+    """A name that `headway policies list` shows, or `module:Class`."""
+    parameters: Mapping[str, Any] = Field(default_factory=dict)
+    """The policy's own parameters; `headway policies show TYPE` prints them."""
+
+
 class GuardConfig(Section):
     """What every proposal passes before it is applied. All but the clamps hold back growth only."""
 
@@ -98,11 +107,19 @@ class ControlConfig(Section):
     """Time between two ticks."""
     policy: PolicyConfig = PolicyConfig()
     """The rule that proposes limits."""
+    mode: Literal["apply", "observe"] = "apply"
+    """`observe`: the policy is asked and its answers are recorded, and nothing of it is applied."""
+    decide_timeout: Annotated[Duration, Field(gt=0)] = 1.0
+    """A policy that is not one of Headway's own and does not answer for this long is replaced."""
+    shadows: tuple[OwnPolicyConfig, ...] = ()
+    """List of `{type, parameters}`: policies that are asked the same at every tick, and only
+    recorded."""
     hold: Literal["join_gain", "fixed"] = "join_gain"
     """When an idle executor waits for company, at most `wait_timeout`: `join_gain` as long as those
     who may be expected save more than the wait costs, `fixed` always, until the batch is full."""
     fallback: Annotated[str, Field(min_length=1)] = "static"
-    """Policy that takes over when the first one raised three times in a row."""
+    """Policy that takes over from one that raised three times in a row or does not answer, where
+    none before it was good."""
     fast_window: Duration = 3.0
     """What steps say: inter-token latency, step times, fill."""
     slow_window: Duration = 30.0

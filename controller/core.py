@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from controller.asking import Asker, InlineAsker
 from controller.batcher import Batcher
-from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig
+from controller.config_control import (
+    ControlConfig,
+    EnvelopeConfig,
+    LimitsConfig,
+    OwnPolicyConfig,
+    PolicyConfig,
+)
 from controller.guard import Envelope, Guard
 from controller.listener import Listener
 from controller.loop import ControlLoop, Named
 from controller.observer import Observer
 from controller.records import Windows
 from controller.signals import SignalSource
+from controller.succession import Succession
+from controller.tier_control import TierControl, alone
 from controller.tiers import Tier
 from policies.contract import Limits
 from policies.registry import build as build_policy
+
+NO_POLICIES: Mapping[str, OwnPolicyConfig] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +49,18 @@ def build_core(
     listeners: Sequence[Listener],
     started: float,
     stopwatch: Callable[[], float],
+    tier_policies: Mapping[str, OwnPolicyConfig] = NO_POLICIES,
+    asker: Callable[[], Asker] = InlineAsker,
 ) -> Core:
     """Build and join the core. `groups` maps each executor to its group.
 
     `started` is monotonic, `stopwatch` measures what a tick costs; both in seconds. `listeners`
-    are told after the observer. Raises PolicyError for a policy that cannot be built.
+    are told after the observer. `tier_policies` are those of tiers that have one of their own, by
+    tier; `asker` makes what asks the policies of one group. Raises PolicyError for a policy that
+    cannot be built.
     """
     tiers = tuple(tiers)
-    observer = Observer(tiers, groups, started=started)
+    observer = Observer(tiers, groups, started=started, watched=tier_policies)
     batcher = Batcher(
         tiers,
         groups,
@@ -53,41 +69,38 @@ def build_core(
         estimate=observer.estimate,
         hold=control.hold,
     )
-    loops = {
-        group: _loop(control, envelope, batcher, observer, group=group, stopwatch=stopwatch)
-        for group in sorted(set(groups.values()))
-    }
+    loops = {}
+    for group in sorted(set(groups.values())):
+        loop = loops[group] = ControlLoop(
+            batcher,
+            observer,
+            SignalSource(batcher, observer, group, _windows(control)),
+            group=group,
+            policy=named(control.policy),
+            fallback=named_fallback(control),
+            guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
+            history=control.history,
+            stopwatch=stopwatch,
+            mode=control.mode,
+            shadows=[named(shadow) for shadow in control.shadows],
+            asker=asker(),
+        )
+        own = {tier: named(written) for tier, written in tier_policies.items()}
+        rule_tiers(loop, tiers, own, control=control, envelope=envelope)
     return Core(batcher, observer, loops)
 
 
-def _loop(
-    control: ControlConfig,
-    envelope: EnvelopeConfig,
-    batcher: Batcher,
-    observer: Observer,
-    *,
-    group: str,
-    stopwatch: Callable[[], float],
-) -> ControlLoop:
-    policy = control.policy
-    return ControlLoop(
-        batcher,
-        observer,
-        SignalSource(batcher, observer, group, _windows(control)),
-        group=group,
-        policy=Named(policy.type, build_policy(policy.type, policy.parameters)),
-        fallback=Named(control.fallback, build_policy(control.fallback, {})),
-        guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
-        history=control.history,
-        stopwatch=stopwatch,
-    )
+def named(written: PolicyConfig | OwnPolicyConfig) -> Named:
+    """The policy that stands in a configuration. Raises PolicyError."""
+    parameters = MappingProxyType(dict(written.parameters))
+    return Named(written.type, build_policy(written.type, parameters), parameters)
 
 
 def reconfigure(
     loop: ControlLoop, control: ControlConfig, envelope: EnvelopeConfig, *, fallback: Named | None
 ) -> None:
-    """Let a loop work by what is configured now, but for its policy; `fallback` None: the one that
-    it has."""
+    """Let a loop work by what is configured now, but for its policies; `fallback` None: the one
+    that it has."""
     loop.reconfigure(
         guard=control.guard,
         envelope=_envelope(envelope),
@@ -95,6 +108,38 @@ def reconfigure(
         fallback=fallback,
         history=control.history,
     )
+    loop.mode = control.mode
+
+
+def rule_tiers(
+    loop: ControlLoop,
+    tiers: Iterable[Tier],
+    own: Mapping[str, Named],
+    *,
+    control: ControlConfig,
+    envelope: EnvelopeConfig,
+) -> None:
+    """Let these tiers of a group, and no others, have policies of their own; a tier that has this
+    very one already goes on with it. Raises PolicyError for a fallback that cannot be built."""
+    here = {one.tier.name: one for one in loop.tiers}
+    made = []
+    for tier in tiers:
+        if (policy := own.get(tier.name)) is None:
+            continue
+        one = here.get(tier.name)
+        if one is None or one.configured is not policy:
+            one = TierControl(
+                tier,
+                Succession(policy, named_fallback(control), refusal=loop.refusal),
+                Guard(control.guard, alone(_envelope(envelope)), min_samples=control.min_samples),
+            )
+        made.append(one)
+    loop.rule_tiers(made)
+
+
+def named_fallback(control: ControlConfig) -> Named:
+    """The policy that takes over where none before was good. Raises PolicyError."""
+    return Named(control.fallback, build_policy(control.fallback, {}))
 
 
 def starting_limits(written: LimitsConfig) -> Limits:

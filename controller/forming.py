@@ -18,9 +18,9 @@ from controller.queues import TierQueue
 from controller.request import Request
 from controller.scheduler import Scheduler, Turn
 from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
-from controller.tiers import Tier
+from controller.tiers import seat_cap
 from executor.contract import Submit
-from policies.contract import Limits, StepEstimate
+from policies.contract import StepEstimate
 
 
 @dataclass(slots=True)
@@ -239,12 +239,6 @@ class Former:
         else:
             seats.note_too_large(request)
         return fits
-
-
-def seat_cap(tier: Tier, limits: Limits) -> int | None:
-    """A tier's seats on one executor: what the controller set, else what is configured."""
-    override = limits.tiers.get(tier.name)
-    return tier.max_seats if override is None or override.max_seats is None else override.max_seats
 
 
 def _work_there(batch: _Batch) -> int:

@@ -12,8 +12,7 @@ from controller.ledger import ExecutorSeats
 from controller.plan import Why
 from controller.queues import TierQueue
 from controller.request import Request
-from controller.tiers import Tier
-from policies.contract import Limits
+from controller.tiers import wait_of
 
 HoldRule = Literal["join_gain", "fixed"]
 
@@ -162,11 +161,3 @@ def _bearable(waiting: Sequence[TierQueue], until: float) -> float:
         if (due := queue.next_due()) is not None:
             until = min(until, due - KEPT_S)
     return until
-
-
-def wait_of(tier: Tier, limits: Limits) -> float:
-    """How long a request of this tier may be held, in seconds: the tier's own bound, else W."""
-    override = limits.tiers.get(tier.name)
-    if override is not None and override.wait_timeout_s is not None:
-        return override.wait_timeout_s
-    return limits.wait_timeout_s if tier.wait_timeout_s is None else tier.wait_timeout_s

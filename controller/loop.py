@@ -1,50 +1,37 @@
-"""The tick: signals -> policy -> guard -> limits, and what happens when the policy fails."""
+"""The tick: signals -> policy -> guard -> limits, for one group of executors."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from controller.asking import Asker, InlineAsker
+from controller.asking import Named as Named  # its name where loops are built and switched
 from controller.batcher import Batcher
 from controller.config_control import GuardConfig
-from controller.decision import Decision
-from controller.gates import Code
-from controller.guard import NAMES, Envelope, Guard, Judged
+from controller.decision import Decision, Mode
+from controller.guard import Envelope, Guard, Judged
+from controller.hand import Hand, Pin
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
+from controller.panel import Answers, ask_all
 from controller.records import Windows
+from controller.shadows import Shadows
 from controller.signals import Device, SignalSource
-from policies.contract import GuardNote, Limits, Policy, Proposal, Signals, TierLimits
-
-# So many failures in a row are no accident: the fallback takes over.
-MAX_FAILURES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A policy and the name under which it is configured."""
-
-    name: str
-    policy: Policy
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """Limits held by hand until an instant (monotonic seconds), and those that were in force
-    before: they are in force again afterwards, for none of them was given up by the policy."""
-
-    limits: Limits
-    until: float
-    before: Limits
+from controller.succession import Succession
+from controller.tier_control import TierControl, with_tiers, without
+from controller.verdicts import excess
+from policies.contract import Limits, Policy, Signals
 
 
 class ControlLoop:
     """Sets the limits of one group of executors, once a tick.
 
     `tick` is synchronous and takes its time as arguments; whoever owns the clock calls it.
-    `stopwatch` measures what a tick costs, in seconds.
+    `stopwatch` measures what a tick costs, in seconds. Nothing of what policies propose is applied
+    while `mode` is `observe`; `shadows` are asked and have no say. Both may be replaced between two
+    ticks. `tiers` are those that have policies of their own.
     """
 
     def __init__(
@@ -59,19 +46,23 @@ class ControlLoop:
         guard: Guard,
         history: int,
         stopwatch: Callable[[], float],
+        mode: Mode = "apply",
+        shadows: Sequence[Named] = (),
+        asker: Asker | None = None,
     ) -> None:
         self.group = group
         self.guard = guard
-        self.policy = policy
+        self.mode = mode
+        self.tiers: tuple[TierControl, ...] = ()
+        self.shadows = Shadows(shadows)
         self.decisions: deque[Decision] = deque(maxlen=history)
         self.epoch = 0
-        self.pin: Pin | None = None
-        self.fallen_back = False
         self._batcher = batcher
         self._observer = observer
         self._source = source
-        self._fallback = fallback
-        self._failures = 0
+        self._asker = InlineAsker() if asker is None else asker
+        self.succession = Succession(policy, fallback, refusal=self._asker.refusal)
+        self._hand = Hand()
         self._count = 0
         self._last_tick: float | None = None
         self._stopwatch = stopwatch
@@ -81,62 +72,56 @@ class ControlLoop:
         """The limits in force."""
         return next(s.limits for s in self._members())
 
-    def tick(self, now: float, *, wall: float, devices: Mapping[str, Device]) -> Decision:
-        """Look, ask, judge, apply. `now` monotonic, `wall` unix seconds."""
-        begun = self._stopwatch()
-        self._learn_capacity(now)
-        before = self.limits
-        signals = self._look(now, wall, devices)
-        self._batcher.admission.press(_excess(signals))
-        # Whose answer this is, also when it is the last one before the fallback.
-        asked = self.policy.name
-        was_pinned = self.pin is not None
-        current = self._unpinned(before, signals, now)
-        proposal, error = self._ask(signals, current)
-        judged = self._judge(proposal, current, signals, now)
-        self._apply(before, judged.limits, signals, now)
-        self._count += 1
-        decision = Decision(
-            number=self._count,
-            at=wall,
-            group=self.group,
-            policy=asked,
-            epoch=self.epoch,
-            before=before,
-            proposed=proposal.limits,
-            after=judged.limits,
-            reason=self._reason(proposal, now, was_pinned=was_pinned),
-            notes=judged.notes,
-            signals=signals,
-            duration_s=self._stopwatch() - begun,
-            error=error,
-        )
-        self.decisions.append(decision)
-        return decision
+    @property
+    def policy(self) -> Named:
+        """The policy that is asked next."""
+        return self.succession.policy
 
-    def hold(self, limits: Limits, *, until: float) -> None:
-        """Pin limits by hand from the next tick until an instant; they stay in the envelope."""
-        before = self.limits if self.pin is None else self.pin.before
-        self.pin = Pin(limits, until, before)
+    @property
+    def fallen_back(self) -> bool:
+        """Whether that one took over from a policy that failed."""
+        return self.succession.fallen_back
 
-    def release(self) -> None:
-        """Let the policy have the limits again from the next tick, as they were before the pin."""
-        if self.pin is not None:
-            self.pin = replace(self.pin, until=-math.inf)
+    @property
+    def pin(self) -> Pin | None:
+        """What is held by hand."""
+        return self._hand.pin
+
+    def asked(self) -> list[Policy]:
+        """Every policy that a tick asks."""
+        own = [control.succession.policy for control in self.tiers]
+        return [named.policy for named in (self.policy, *own, *self.shadows.by_label.values())]
 
     def switch(self, policy: Named) -> None:
-        """Ask this policy from the next tick on; it goes on from the limits in force."""
-        self.policy, self.fallen_back, self._failures = policy, False, 0
+        """Ask another policy from the next tick on; what is held by hand stays held.
+
+        Raises PolicyError where policies like it have been abandoned too often.
+        """
+        self.succession.switch(policy)
+
+    def refusal(self, policy: Named) -> str | None:
+        """Why this policy cannot be switched to; None where it can."""
+        return self._asker.refusal(policy)
+
+    def rule_tiers(self, controls: Sequence[TierControl]) -> None:
+        """Let these tiers, and no others, have policies of their own from the next tick on. Those
+        that had one until now have the common limits at once."""
+        gone = {one.tier.name for one in self.tiers} - {one.tier.name for one in controls}
+        self.tiers = tuple(controls)
+        if (pin := self.pin) is not None:
+            self._hand.pin = replace(
+                pin, limits=without(pin.limits, gone), before=without(pin.before, gone)
+            )
+        self._put_in_force(without(self.limits, gone))
 
     def begin_again(self, limits: Limits) -> None:
         """Put limits in force at once, within the envelope, for the policy to go on from; where
         others are held by hand, these are in force afterwards."""
         within = self.guard.envelope.within(limits)
         if self.pin is not None:
-            self.pin = replace(self.pin, before=within)
-        elif within != self.limits:
-            self.epoch += 1
-            self._batcher.set_limits(self.group, within, self.epoch)
+            self._hand.go_back_to(within)
+        else:
+            self._put_in_force(within)
 
     def reconfigure(
         self,
@@ -152,10 +137,75 @@ class ControlLoop:
         Limits outside the envelope are moved into it at once. `fallback` None: the one there is.
         """
         self.guard.reconfigure(guard, envelope, min_samples=windows.min_samples)
+        for one in self.tiers:
+            tier = self._batcher.queues[one.tier.name].tier
+            one.reconfigure(tier, guard=guard, envelope=envelope, min_samples=windows.min_samples)
+        for succession in (self.succession, *(one.succession for one in self.tiers)):
+            succession.fallback = fallback or succession.fallback
         self._source.windows = windows
-        self._fallback = fallback or self._fallback
         self.decisions = deque(self.decisions, maxlen=history)
         self.begin_again(self.limits if self.pin is None else self.pin.before)
+
+    def hold(self, limits: Limits, *, until: float) -> None:
+        """Pin limits by hand from the next tick until an instant; they stay in the envelope."""
+        self._hand.hold(limits, until=until, in_force=self.limits)
+
+    def release(self) -> None:
+        """Let the policy have the limits again from the next tick, as they were before the pin."""
+        self._hand.release()
+
+    def tick(self, now: float, *, wall: float, devices: Mapping[str, Device]) -> Decision:
+        """Look, ask, judge, apply. `now` monotonic, `wall` unix seconds."""
+        begun = self._stopwatch()
+        self._learn_capacity(now)
+        before = self.limits
+        signals = self._look(now, wall, devices)
+        self._batcher.admission.press(excess(signals))
+        ended = self._hand.ended(now)
+        # The limits that policies go on from: where a pin ends, those from before it.
+        current = before if ended is None else self.guard.bounded(ended.before, signals, now).limits
+        answers = self._ask(signals, current, now)
+        settled = self.succession.settle(answers.policy, current)
+        judged = self._judge(settled.proposal.limits, current, signals, now=now)
+        applies, size = self.mode == "apply", judged.limits.max_batch_size
+        free = self.pin is None
+        tiers = answers.judge_tiers(size, now=now, applies=applies and free)
+        decided = judged.limits
+        if free:
+            known, envelope = self._batcher.queues, self.guard.envelope
+            decided = with_tiers(decided, current, tiers, known=known, envelope=envelope)
+        after = decided if applies or not free else current
+        self._apply(before, after, signals, now)
+        beside = self.shadows.compare(
+            answers.shadows,
+            judged.limits,
+            lambda proposed: self.guard.judge(proposed, current, signals, now).limits,
+        )
+        self._count += 1
+        decision = Decision(
+            number=self._count,
+            at=wall,
+            group=self.group,
+            policy=settled.asked,
+            epoch=self.epoch,
+            before=before,
+            proposed=settled.proposal.limits,
+            judged=decided,
+            after=after,
+            reason=self._hand.reason(settled.proposal.reason, ended, now),
+            notes=judged.notes,
+            signals=signals,
+            duration_s=self._stopwatch() - begun,
+            mode=self.mode,
+            state=settled.state,
+            error=settled.error,
+            successor=settled.successor,
+            hand=self._hand.state(ended),
+            tiers=tiers,
+            shadows=beside,
+        )
+        self.decisions.append(decision)
+        return decision
 
     # --- the four steps ---------------------------------------------------------------------
 
@@ -167,54 +217,32 @@ class ControlLoop:
             now, wall_s=wall, interval_s=interval_s, devices=devices, last=last
         )
 
-    def _ask(self, signals: Signals, limits: Limits) -> tuple[Proposal, str]:
-        """The policy's answer; a policy that raises leaves the limits as they are."""
-        try:
-            proposal = _checked(self.policy.policy.decide(signals, limits))
-        except Exception as error:  # whatever it is: a policy costs one tick, never the loop
-            self._failures += 1
-            told = f"{type(error).__name__}: {error}"
-            reason = f"policy '{self.policy.name}' failed ({told}): the limits stay"
-            if self._failures >= MAX_FAILURES and not self.fallen_back:
-                reason = (
-                    f"policy '{self.policy.name}' failed {self._failures} times in a row ({told}): "
-                    f"'{self._fallback.name}' takes over"
-                )
-                self.policy, self.fallen_back = self._fallback, True
-            return Proposal(limits, reason), told
-        self._failures = 0
-        return proposal, ""
+    def _ask(self, signals: Signals, limits: Limits, now: float) -> Answers:
+        return ask_all(
+            self._asker,
+            self.policy,
+            self.tiers,
+            self.shadows,
+            source=self._source,
+            signals=signals,
+            limits=limits,
+            now=now,
+        )
 
-    def _unpinned(self, limits: Limits, signals: Signals, now: float) -> Limits:
-        """The limits that the policy goes on from: where a pin ends, those from before it."""
-        if self.pin is None or now < self.pin.until:
-            return limits
-        before, self.pin = self.pin.before, None
-        return self.guard.bounded(before, signals, now).limits
-
-    def _judge(self, proposal: Proposal, current: Limits, signals: Signals, now: float) -> Judged:
-        if self.pin is None:
-            return self.guard.judge(proposal.limits, current, signals, now)
-        pinned = self.guard.bounded(self.pin.limits, signals, now)
-        refused = [
-            GuardNote(name, Code.PINNED, f"the policy wants {wanted:g}")
-            for name in NAMES
-            if (wanted := getattr(proposal.limits, name)) != getattr(pinned.limits, name)
-        ]
-        return Judged(pinned.limits, (*pinned.notes, *refused))
-
-    def _reason(self, proposal: Proposal, now: float, *, was_pinned: bool) -> str:
-        """Why the limits are what they are: the policy's reason, unless somebody's hand was it."""
+    def _judge(self, proposed: Limits, current: Limits, signals: Signals, *, now: float) -> Judged:
         if self.pin is not None:
-            return f"held by hand for another {self.pin.until - now:.0f} s"
-        return f"no longer held by hand; {proposal.reason}" if was_pinned else proposal.reason
+            return self._hand.judge(self.guard, proposed, signals, now=now)
+        return self.guard.judge(proposed, current, signals, now)
 
     def _apply(self, before: Limits, after: Limits, signals: Signals, now: float) -> None:
-        if after == before:
-            return
-        self.epoch += 1
-        self.guard.applied(before, after, signals, now)
-        self._batcher.set_limits(self.group, after, self.epoch)
+        if after != before:
+            self.guard.applied(before, after, signals, now)
+            self._put_in_force(after)
+
+    def _put_in_force(self, limits: Limits) -> None:
+        if limits != self.limits:
+            self.epoch += 1
+            self._batcher.set_limits(self.group, limits, self.epoch)
 
     def _learn_capacity(self, now: float) -> None:
         """What executors have said since the last tick: their capacity, and what did not fit."""
@@ -231,30 +259,3 @@ class ControlLoop:
 
     def _members(self) -> list[ExecutorSeats]:
         return [s for s in self._batcher.executors.values() if s.group == self.group]
-
-
-def _excess(signals: Signals) -> dict[str, float]:
-    """By how much more than allowed tiers miss a target for certain, as a fraction of requests."""
-    excess: dict[str, float] = {}
-    for tier in signals.tiers:
-        for verdict in tier.verdicts:
-            if verdict.state == "breach" and verdict.samples:
-                more = verdict.misses / verdict.samples - (1.0 - verdict.attainment)
-                excess[tier.name] = max(excess.get(tier.name, 0.0), more)
-    return excess
-
-
-def _checked(answer: object) -> Proposal:
-    """What a policy answered, if it is of the right shape: what stands in it is the guard's."""
-    if not isinstance(answer, Proposal) or not isinstance(answer.limits, Limits):
-        raise TypeError(f"decide() should answer a Proposal of Limits, got {answer!r}")
-    tiers = answer.limits.tiers
-    if not isinstance(tiers, Mapping):
-        raise TypeError(f"Limits.tiers should map names to TierLimits, got {tiers!r}")
-    for name, tier in tiers.items():
-        if not isinstance(tier, TierLimits):
-            raise TypeError(f"Limits.tiers[{name!r}] should be TierLimits, got {tier!r}")
-        for value in (tier.max_seats, tier.wait_timeout_s):
-            if value is not None and not (isinstance(value, int | float) and value >= 0):
-                raise TypeError(f"Limits.tiers[{name!r}] holds {value!r}, which is no limit")
-    return replace(answer, reason=str(answer.reason))

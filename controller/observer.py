@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from controller.errors import Draining, NotReady
@@ -37,20 +37,36 @@ class Observer(Listener):
     """Keeps windows per tier and executor. Bounded in memory, whatever the traffic.
 
     Inter-token latency carries the epoch of its steps, what is counted once a request that of
-    its dispatch.
+    its dispatch. Seats are counted for the tiers in `watched`.
     """
 
-    def __init__(self, tiers: Iterable[Tier], executors: Iterable[str], *, started: float) -> None:
+    def __init__(
+        self,
+        tiers: Iterable[Tier],
+        executors: Iterable[str],
+        *,
+        started: float,
+        watched: Collection[str] = (),
+    ) -> None:
         self.tiers = {tier.name: TierRecord(tier, started) for tier in tiers}
         self.executors = {name: ExecutorRecord(started) for name in executors}
         self.started = started
         self._marks: dict[str, _Mark] = {}
         self._out_of_memory: dict[str, int] = {}
+        self.watch(watched)
 
     def retier(self, tiers: Iterable[Tier]) -> None:
         """Count misses against these targets from now on; what is known of the others stays."""
         for tier in tiers:
             self.tiers[tier.name].retier(tier)
+        self.watch(self._watched)
+
+    def watch(self, tiers: Collection[str]) -> None:
+        """Count the seats of these tiers from now on."""
+        self._watched = tiers
+        counted = [record.tier for name, record in self.tiers.items() if name in tiers]
+        for record in self.executors.values():
+            record.watched = counted
 
     def warmed_up(self, executor: str, samples: Iterable[StepSample]) -> None:
         """Begin the step model of an executor with what it measured before it was ready.

@@ -18,7 +18,7 @@ from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats, Seat, SeatState
 from controller.queues import TierQueue
 from controller.request import Request
-from controller.tiers import Tier
+from controller.tiers import Tier, seat_cap
 
 # Seconds until a request has what it lacks, where nobody makes room for it.
 Wait = Callable[[], float | None]
@@ -112,6 +112,9 @@ class Preemptor:
         """For each that waits and would be late: the next free seat, or a victim's."""
         head = queue.head()
         if head is None or head.due == math.inf:
+            return
+        if not seats.tier_room(queue.tier.name, seat_cap(queue.tier, seats.limits)):
+            # Another's seat would be of no use to a tier that has all of its own.
             return
         patient = self._patient.get((queue.tier.name, seats.name))
         if patient is not None and patient[0] is head and now < patient[1]:

@@ -1,4 +1,4 @@
-"""The waiting room of one tier: bounded, ordered, and the only place that turns anybody away."""
+"""The waiting room of one tier: in which order requests wait, who is late, who expires."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
-from controller.errors import InvalidRequest, QueueFull
+from controller.door import Door
 from controller.lines import Line, Lines
 from controller.places import Permit, Places
 from controller.promises import NOTHING_KNOWN, Judge, appoint, order_anew
@@ -17,24 +17,17 @@ from controller.request import Request, State
 from controller.tiers import Tier
 
 
-class TierQueue:
+class TierQueue(Door):
     """Requests of one tier that wait, and the places that are reserved for some to come.
 
     In order of their clients' turns (`controller.lines`) and of their ranks; who can no longer meet
-    the targets waits behind all others, oldest first. `waiting` counts all of them. Places held by
-    requests that were given back by an executor do not count against new ones: those were admitted
-    once and are never turned away a second time. `judge` says how long a request will take.
-    `tokens` are the work of all that wait, `prompts` the part of it that is prompts.
+    the targets waits behind all others, oldest first. Its bounds are those of the `Door`.
+    `judge` says how long a request will take.
     """
 
     def __init__(self, tier: Tier, *, judge: Judge = lambda request: NOTHING_KNOWN) -> None:
-        self.tier = tier
-        self.waiting = 0
+        super().__init__(tier)
         self.lines = Lines()
-        self.reserved = Permit(tier.name, 0, 0, 0)
-        self.tokens = 0
-        self.prompts = 0
-        self.size = 0
         self._judge = judge
         self._places = count()
         self._late = Line(0)
@@ -49,9 +42,6 @@ class TierQueue:
         self._arrivals: deque[Request] = deque()
         # How many have left since the heaps were last rid of those who left.
         self._gone = 0
-
-    def __len__(self) -> int:
-        return self.waiting
 
     def retier(self, tier: Tier, running: Sequence[Request]) -> None:
         """Put other bounds and promises of the tier in force; `running` are its requests elsewhere.
@@ -76,55 +66,6 @@ class TierQueue:
         self._none_late_until = -math.inf
         self._head = None
 
-    # --- at the door ------------------------------------------------------------------------
-
-    def reserve(
-        self, requests: int, tokens: int, *, size: int, lent: Permit | None = None
-    ) -> Permit:
-        """Take `requests` places; `lent` are those of ours that higher tiers sit on.
-
-        Raises QueueFull, saying which bound was met, and InvalidRequest for what would not fit
-        into an empty queue either.
-        """
-        tier = self.tier
-        for unit, more, there, bound in self._bounds(requests, tokens, size, lent=lent):
-            if more > bound:
-                raise InvalidRequest(
-                    f"{more} {unit} are more than the queue of tier '{tier.name}' ever takes: "
-                    f"{bound}",
-                    code="request_too_large",
-                )
-            if there + more > bound:
-                raise QueueFull(
-                    f"the queue of tier '{tier.name}' is full: {there} {unit} of {bound} waiting, "
-                    f"no room for {more} more"
-                )
-        return self.hold(requests, tokens, size=size)
-
-    def hold(self, requests: int, tokens: int, *, size: int) -> Permit:
-        """Take places (negative: let them go), whatever the bounds say."""
-        held = self.reserved
-        held.requests += requests
-        held.tokens += tokens
-        held.size += size
-        return Permit(self.tier.name, requests, tokens, size)
-
-    def give_back(self, permit: Permit) -> None:
-        """Return what is left of a permit; a second time changes nothing."""
-        if permit.requests or permit.tokens or permit.size:
-            self.hold(-permit.requests, -permit.tokens, size=-permit.size)
-            permit.requests = permit.tokens = permit.size = 0
-
-    def over(self, requests: int, tokens: int, size: int, *, lent: Permit | None = None) -> Places:
-        """By how much so many more would be over the bounds, at least 0."""
-        bounds = self._bounds(requests, tokens, size, lent=lent)
-        by = [max(0, there + more - bound) for _, more, there, bound in bounds]
-        return Places(by[0], by[1], by[2])
-
-    def places_of(self, request: Request) -> Places:
-        """What a waiting request takes up."""
-        return Places(1, request.work_tokens, request.size)
-
     def of_the_greediest(self, client: str, over: Places) -> list[Request]:
         """The newest of the client who has most waiting here, as many as free so many places; none
         where that is the one who asks, or has hardly more (McKenney's buffer stealing, 1990)."""
@@ -144,17 +85,7 @@ class TierQueue:
 
     def offer(self, request: Request, permit: Permit) -> None:
         """Let a request wait, in exchange for one place of its permit."""
-        share = permit.requests
-        if share < 1:
-            raise ValueError(f"request {request.id} was offered on a permit that is used up")
-        tokens, size, held = permit.tokens // share, permit.size // share, self.reserved
-        permit.requests = share - 1
-        permit.tokens -= tokens
-        permit.size -= size
-        held.requests -= 1
-        held.tokens -= tokens
-        held.size -= size
-        request.size = size
+        request.size = self.let_in(permit)
         request.place = next(self._places)
         appoint(request, self.tier, self._judge(request))
         self._enter(request)
@@ -312,23 +243,6 @@ class TierQueue:
         return (one for one in reversed(self._arrivals) if one.line is not None and not one.tokens)
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _bounds(
-        self, requests: int, tokens: int, size: int, *, lent: Permit | None
-    ) -> tuple[tuple[str, int, int, int], ...]:
-        """Unit, how many more, how many there are, and the bound."""
-        tier, held = self.tier, self.reserved
-        out = (0, 0, 0) if lent is None else (lent.requests, lent.tokens, lent.size)
-        return (
-            (
-                "requests",
-                requests,
-                self.waiting + held.requests + out[0],
-                tier.max_queue_requests,
-            ),
-            ("tokens", tokens, self.tokens + held.tokens + out[1], tier.max_queue_tokens),
-            ("bytes", size, self.size + held.size + out[2], tier.max_queue_bytes),
-        )
 
     def _enter(self, request: Request) -> None:
         request.state = State.QUEUED

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from controller.ledger import ExecutorSeats
 from controller.step_model import StepModel
-from controller.tiers import Tier
+from controller.tiers import Tier, seat_cap
 from executor.contract import Report
 from metrics.window import RollingSum, Slots, Window
 from policies.contract import Metric
@@ -119,9 +120,20 @@ class TierRecord:
 
 
 @dataclass(slots=True)
+class SeatTotals:
+    """Sums over steps of one tier: its seats taken, what part that was of those it may have, and
+    the steps in which it had all of these."""
+
+    taken: int = 0
+    fill: float = 0.0
+    bound: int = 0
+
+
+@dataclass(slots=True)
 class StepTotals:
     """Sums over steps. `size_bound` and `tokens_bound` count the steps that reached a limit, the
-    latter of those with prompts; `pure_steps` and `pure_s` those that prefilled nothing."""
+    latter of those with prompts; `pure_steps` and `pure_s` those that prefilled nothing, `of_tier`
+    the seats of tiers that somebody watches."""
 
     steps: int = 0
     step_s: float = 0.0
@@ -136,6 +148,7 @@ class StepTotals:
     stalled: int = 0
     pure_steps: int = 0
     pure_s: float = 0.0
+    of_tier: dict[str, SeatTotals] = field(default_factory=dict)
 
     def merge(self, other: StepTotals) -> None:
         """Add the sums of other steps."""
@@ -153,12 +166,19 @@ class StepTotals:
         self.stalled += other.stalled
         self.pure_steps += other.pure_steps
         self.pure_s += other.pure_s
+        for tier, seats in other.of_tier.items():
+            mine = self.of_tier.setdefault(tier, SeatTotals())
+            mine.taken += seats.taken
+            mine.fill += seats.fill
+            mine.bound += seats.bound
 
 
 class ExecutorRecord:
-    """The recent past of one executor, and its step model."""
+    """The recent past of one executor, and its step model. `watched` are the tiers whose seats are
+    counted."""
 
     def __init__(self, started: float) -> None:
+        self.watched: Sequence[Tier] = ()
         self.model = StepModel()
         self.times = Window(resolution_s=FAST_S, horizon_s=HORIZON_S)
         self.started = started
@@ -200,6 +220,14 @@ class ExecutorRecord:
         if sample.prefill_tokens == 0:
             totals.pure_steps += k
             totals.pure_s += sample.duration_s
+        for tier in self.watched:
+            cap = seat_cap(tier, seats.limits)
+            most = limit if cap is None else min(cap, limit)
+            taken = seats.by_tier.get(tier.name, 0)
+            of_tier = totals.of_tier.setdefault(tier.name, SeatTotals())
+            of_tier.taken += k * taken
+            of_tier.fill += k * min(1.0, taken / most)
+            of_tier.bound += k * (taken >= most)
 
     def totals(
         self, since: float, *, reach: float, at_least: int, epoch: int | None = None

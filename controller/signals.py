@@ -9,6 +9,8 @@ from controller.batcher import Batcher
 from controller.ledger import ExecutorSeats
 from controller.observer import Observer
 from controller.records import ExecutorRecord, Passage, StepTotals, TierRecord, Windows
+from controller.tier_signals import alone
+from controller.tiers import Tier
 from controller.verdicts import TierView, verdicts
 from executor.contract import Capacity
 from metrics.window import Summary
@@ -41,6 +43,8 @@ class SignalSource:
         self._observer = observer
         self._group = group
         self.windows = windows
+        # What the steps came to, of each executor, when the signals were frozen last.
+        self._seen: list[tuple[ExecutorSeats, StepTotals]] = []
 
     def freeze(
         self,
@@ -54,6 +58,7 @@ class SignalSource:
         """Everything that was seen, with the number of samples behind it."""
         members = [s for s in self._batcher.executors.values() if s.group == self._group]
         totals = {seats.name: self._totals(seats, now) for seats in members}
+        self._seen = [(seats, totals[seats.name]) for seats in members]
         model = self._model(members)
         executors = tuple(
             self._executor(seats, totals[seats.name], now, device=devices.get(seats.name, Device()))
@@ -76,6 +81,11 @@ class SignalSource:
             last=last,
             wall_s=wall_s,
         )
+
+    def alone(self, signals: Signals, tier: Tier, *, last: Applied | None) -> Signals:
+        """The signals that were frozen last, as the tier's own policy sees them; `last` is what
+        became of its last proposal."""
+        return alone(signals, tier, self._seen, last=last)
 
     def _totals(self, seats: ExecutorSeats, now: float) -> StepTotals:
         """Steps under the limits in force: those before a change say nothing about it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policies.contract import Metric
+from policies.contract import Limits, Metric
 
 Order = Literal["edf", "fcfs", "shortest"]
 Late = Literal["last", "drop"]
@@ -78,3 +78,17 @@ class Tier:
     wait_timeout_s: float | None = None
     start_within_s: float | None = None
     finish_within_s: float | None = None
+
+
+def seat_cap(tier: Tier, limits: Limits) -> int | None:
+    """A tier's seats on one executor: what the controller set, else what is configured."""
+    override = limits.tiers.get(tier.name)
+    return tier.max_seats if override is None or override.max_seats is None else override.max_seats
+
+
+def wait_of(tier: Tier, limits: Limits) -> float:
+    """How long a request of this tier may be held, in seconds: the tier's own bound, else W."""
+    override = limits.tiers.get(tier.name)
+    if override is not None and override.wait_timeout_s is not None:
+        return override.wait_timeout_s
+    return limits.wait_timeout_s if tier.wait_timeout_s is None else tier.wait_timeout_s

@@ -7,7 +7,7 @@ from typing import Literal
 
 from controller.records import Measured, Passage, StepTotals, TierRecord, Windows
 from metrics.window import Histogram, miss_bounds
-from policies.contract import Cause, Metric, StepEstimate, Verdict
+from policies.contract import Cause, Metric, Signals, StepEstimate, Verdict
 
 State = Literal["breach", "room", "unknown"]
 # Sequences share their steps, so few samples are less than they seem: one slow step is no breach.
@@ -46,6 +46,17 @@ def verdicts(view: TierView, now: float, *, windows: Windows) -> tuple[Verdict, 
             lost = round(measured.lost.total(seen.since)) + view.late
             found[metric] = _judge(view, metric, target_s, seen.and_lost(lost))
     return tuple(_explain(verdict, found, view) for verdict in found.values())
+
+
+def excess(signals: Signals) -> dict[str, float]:
+    """By how much more than allowed tiers miss a target for certain, as a fraction of requests."""
+    found: dict[str, float] = {}
+    for tier in signals.tiers:
+        for verdict in tier.verdicts:
+            if verdict.state == "breach" and verdict.samples:
+                more = verdict.misses / verdict.samples - (1.0 - verdict.attainment)
+                found[tier.name] = max(found.get(tier.name, 0.0), more)
+    return found
 
 
 def _judge_itl(view: TierView, target_s: float, *, now: float, windows: Windows) -> Verdict:

@@ -81,10 +81,7 @@ class Admin:
     async def set_limits(self, http: web.Request) -> web.Response:
         """`PUT /admin/limits`: `{"max_batch_size": 8, "expires": "10m"}` or `{"release": true}`."""
         self._check(http)
-        try:
-            body = msgspec.json.decode(await http.read(), type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"the body should be a JSON object: {error}") from None
+        body = await _object(http)
         release, expires = body.pop("release", False), body.pop("expires", None)
         if release is True:
             if body or expires is not None:
@@ -101,8 +98,45 @@ class Admin:
         limits = _limits(self._desk.pin(body, expires_s))
         return _json({"pinned": True, "expires_s": expires_s, "limits": limits})
 
+    async def set_policy(self, http: web.Request) -> web.Response:
+        """`PUT /admin/policy`: `{"type": "aimd", "parameters": {...}}` or `{"rollback": true}`."""
+        self._check(http)
+        body = await _object(http)
+        if "rollback" in body:
+            if body != {"rollback": True}:
+                raise InvalidRequest(
+                    "rollback: should be true, and go alone, without type and parameters",
+                    param="rollback",
+                )
+            return _json(self._desk.roll_back_policy())
+        for key in body:
+            if key not in ("type", "parameters"):
+                raise InvalidRequest(
+                    f"{key}: unknown; use type and parameters, or rollback", param=key
+                )
+        kind, parameters = body.get("type"), body.get("parameters", {})
+        if not isinstance(kind, str) or not kind:
+            raise InvalidRequest(
+                "type: should be a name that `headway policies list` shows, or module:Class",
+                param="type",
+            )
+        if not isinstance(parameters, dict):
+            raise InvalidRequest(
+                "parameters: should be an object; `headway policies show TYPE` names them",
+                param="parameters",
+            )
+        return _json(await self._desk.switch_policy(kind, parameters))
+
     def _check(self, http: web.Request) -> None:
         self._front.door.check(http.headers.get(hdrs.AUTHORIZATION), http.remote)
+
+
+async def _object(http: web.Request) -> dict[str, Any]:
+    """The body, a JSON object."""
+    try:
+        return msgspec.json.decode(await http.read(), type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body should be a JSON object: {error}") from None
 
 
 def _expiry(value: Any) -> float:

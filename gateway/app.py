@@ -74,6 +74,7 @@ def app_of(desk: Desk, front: Front, *, preparer: Preparer) -> web.Application:
     app.router.add_get("/admin/decisions", admin.decisions)
     app.router.add_get("/admin/requests/{id}", admin.request)
     app.router.add_put("/admin/limits", admin.set_limits)
+    app.router.add_put("/admin/policy", admin.set_policy)
     app.router.add_get("/", _index)
     return app
 
@@ -163,8 +164,8 @@ async def _index(_http: web.Request) -> web.Response:
         "models": "GET /v1/models",
         "health": "GET /healthz, /readyz",
         "metrics": "GET /metrics",
-        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; PUT /admin/limits; "
-        "POST /-/reload",
+        "admin": "GET /admin/state, /admin/decisions, /admin/requests/{id}; "
+        "PUT /admin/limits, /admin/policy; POST /-/reload",
     }
     return web.Response(
         body=msgspec.json.encode({"server": "headway", "routes": routes}),

@@ -14,9 +14,11 @@ from controller.config import Config, RecordConfig
 from controller.config_load import Source
 from controller.core import build_core
 from controller.errors import ConfigError
+from controller.shadows import labels
 from executor.contract import DEMO_MODEL
 from executor.process import ExecutorProcess, RestartPolicy
 from gateway.app import app_of
+from gateway.asking import Abandoned, ThreadAsker
 from gateway.desk import ServingDesk
 from gateway.dispatcher import Dispatcher
 from gateway.front import Front, access_of, settings_of
@@ -64,6 +66,7 @@ def assemble(
     meter = Meter()
     recorder = _recorder(config.record)
     control = config.control
+    abandoned = Abandoned()
     core = build_core(
         tiers,
         groups,
@@ -73,10 +76,18 @@ def assemble(
         listeners=(meter,) if recorder is None else (meter, recorder),
         started=clock(),
         stopwatch=time.perf_counter,
+        tier_policies=config.tier_policies(),
+        asker=lambda: ThreadAsker(
+            abandoned, timeout_s=lambda: in_force.config.control.decide_timeout
+        ),
     )
     batcher, observer = core.batcher, core.observer
+    own = [policy.type for policy in config.tier_policies().values()]
     meter.instruments = build_instruments(
-        batcher, version=_version(), policies=(control.policy.type, control.fallback)
+        batcher,
+        version=_version(),
+        policies=(control.policy.type, control.fallback, *own),
+        shadows=labels([shadow.type for shadow in control.shadows]),
     )
     # What was read is in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
@@ -102,6 +113,7 @@ def assemble(
         processes=processes,
         meter=meter,
         promises=promises,
+        abandoned=abandoned,
         version=_version(),
     )
     front = Front.build(settings_of(config), access_of(config), environ=environ)

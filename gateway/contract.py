@@ -25,7 +25,8 @@ class Sink(Protocol):
 
 
 class Desk(Protocol):
-    """The daemon as the HTTP handlers see it. Every call returns at once; `now` is monotonic."""
+    """The daemon as the HTTP handlers see it. What is not awaited returns at once; `now` is
+    monotonic."""
 
     def now(self) -> float:
         """Seconds on the monotonic clock."""
@@ -78,6 +79,15 @@ class Desk(Protocol):
 
     def release(self) -> Limits:
         """Let the policy have the limits again; answers those in force."""
+
+    async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Put another policy in force; answers what is, and what was, as a JSON object.
+
+        Raises InvalidRequest that names the key.
+        """
+
+    def roll_back_policy(self) -> dict[str, Any]:
+        """Put the last good policy in force again. Raises InvalidRequest where there is none."""
 
     def metrics(self) -> bytes:
         """The Prometheus exposition, text format."""

@@ -13,12 +13,15 @@ from controller.places import Permit
 from controller.request import Outcome, Request
 from executor.contract import Capacity, TextModel
 from executor.process import ExecutorProcess
+from gateway.asking import Abandoned
 from gateway.contract import Sink
+from gateway.control_view import group_view, notes
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter
 from gateway.promises import Promises
+from gateway.switching import Switching
 from gateway.ticker import Ticker
-from gateway.views import decision_view, limits_view, request_view
+from gateway.views import decision_view, request_view
 from policies.contract import LimitName, Limits
 
 
@@ -34,6 +37,7 @@ class ServingDesk:
         processes: dict[str, ExecutorProcess],
         meter: Meter,
         promises: Promises,
+        abandoned: Abandoned,
         version: str,
     ) -> None:
         self._dispatcher = dispatcher
@@ -43,6 +47,8 @@ class ServingDesk:
         self._processes = processes
         self._meter = meter
         self._promises = promises
+        self._abandoned = abandoned
+        self._switching = Switching(ticker.loops)
         self._version = version
         self._started = dispatcher.clock()
 
@@ -100,14 +106,9 @@ class ServingDesk:
             reasons.append(f"no executor is ready ({words})")
         if not self._ticker.healthy():
             reasons.append("the control loop does not tick")
-        notes = [
-            f"policy of group '{name}' failed and was replaced by '{loop.policy.name}'"
-            for name, loop in self._ticker.loops.items()
-            if loop.fallen_back
-        ]
         return not reasons, {
             "reasons": reasons,
-            "notes": notes,
+            "notes": [*notes(self._ticker.loops, abandoned=len(self._abandoned))],
             "warnings": self._promises.words,
             "executors": executors,
         }
@@ -129,7 +130,7 @@ class ServingDesk:
             },
             "tiers": {name: self._tier(name, now) for name in self._batcher.queues},
             "executors": {name: self._executor(name) for name in self._batcher.executors},
-            "groups": {name: self._group(name) for name in self._ticker.loops},
+            "groups": {name: group_view(loop, now) for name, loop in self._ticker.loops.items()},
         }
 
     def decisions(self, count: int) -> list[dict[str, Any]]:
@@ -157,15 +158,22 @@ class ServingDesk:
         self._ticker.tick()
         return self._limits()
 
+    async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        return await self._switching.switch(kind, parameters)
+
+    def roll_back_policy(self) -> dict[str, Any]:
+        return self._switching.roll_back()
+
     def metrics(self) -> bytes:
         self._meter.look(
             self._batcher,
             self._observer,
-            {name: loop.guard for name, loop in self._ticker.loops.items()},
+            self._ticker.loops,
             restarts={name: process.restarts for name, process in self._processes.items()},
             now=self.now(),
             ready=self.readiness()[0],
             gpu=self._ticker.gpu,
+            abandoned=len(self._abandoned),
         )
         return self._meter.instruments.render()
 
@@ -226,20 +234,4 @@ class ServingDesk:
             "kv_tokens": None if capacity is None else capacity.kv_tokens,
             "model": None if capacity is None else capacity.model,
             "device": None if capacity is None else capacity.device,
-        }
-
-    def _group(self, name: str) -> dict[str, Any]:
-        loop = self._ticker.loops[name]
-        envelope, pin = loop.guard.envelope, loop.pin
-        return {
-            "policy": loop.policy.name,
-            "fallen_back": loop.fallen_back,
-            "epoch": loop.epoch,
-            "limits": limits_view(loop.limits),
-            "pinned_for_s": None if pin is None else round(max(0.0, pin.until - self.now()), 3),
-            "envelope": {
-                limit: [getattr(envelope.low, limit), getattr(envelope.high, limit)]
-                for limit in NAMES
-            },
-            "last_decision": loop.decisions[-1].sentence() if loop.decisions else None,
         }

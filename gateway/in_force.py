@@ -7,16 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from controller.config import Config
-from controller.core import Core, reconfigure, starting_limits
+from controller.core import (
+    Core,
+    named,
+    named_fallback,
+    reconfigure,
+    rule_tiers,
+    starting_limits,
+)
 from controller.errors import ConfigError
 from controller.loop import ControlLoop, Named
+from controller.shadows import Shadows
 from gateway import logs
 from gateway.dispatcher import Dispatcher
 from gateway.front import Front, access_of, settings_of
 from gateway.promises import Promises
 from gateway.ticker import Ticker
 from policies.contract import Limits, Signals
-from policies.registry import PolicyError, build
+from policies.registry import PolicyError
 
 # The policy whose limits are the configured ones.
 STATIC = "static"
@@ -26,12 +34,15 @@ SetUpLogs = Callable[[str, Literal["auto", "console", "json"]], None]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A configuration with all that is built of it. `policies` are those that take over, by group:
-    none where the ones there are go on; likewise `fallbacks`."""
+    none where the ones there are go on; likewise `fallbacks` and `shadows`. `tiers` has by group
+    the policies of all tiers that have one of their own, those that go on among them."""
 
     config: Config
     front: Front
     policies: Mapping[str, Named]
     fallbacks: Mapping[str, Named]
+    shadows: Mapping[str, list[Named]]
+    tiers: Mapping[str, Mapping[str, Named]]
 
 
 class InForce:
@@ -64,18 +75,23 @@ class InForce:
         front = Front.build(settings, access_of(new), environ=self._environ)
         old, control = self.config, new.control
         groups = self._core.loops
-        fallbacks = {}
+        fallbacks: dict[str, Named] = {}
+        shadows: dict[str, list[Named]] = {}
         try:
             policies = {
                 group: _policy(new) for group, loop in groups.items() if _gives_way(loop, old, new)
             }
             if control.fallback != old.control.fallback:
-                fallbacks = {
-                    group: Named(control.fallback, build(control.fallback, {})) for group in groups
-                }
+                fallbacks = {group: named_fallback(control) for group in groups}
+            if control.shadows != old.control.shadows:
+                shadows = {group: [named(one) for one in control.shadows] for group in groups}
+            tiers = {group: _of_tiers(loop, old, new) for group, loop in groups.items()}
+            for group, policy in policies.items():
+                if (why := groups[group].refusal(policy)) is not None:
+                    raise PolicyError(why)
         except PolicyError as error:
             raise ConfigError(f"control.policy: {error}") from error
-        return Prepared(new, front, policies, fallbacks)
+        return Prepared(new, front, policies, fallbacks, shadows, tiers)
 
     def apply(self, prepared: Prepared) -> None:
         """Put it in force, between two events. What can fail has been done by `prepare`."""
@@ -84,10 +100,15 @@ class InForce:
         self._core.batcher.retier(tiers)
         self._core.batcher.hold_by(new.control.hold)
         self._core.observer.retier(tiers)
+        self._core.observer.watch(new.tier_policies())
         self._promises.retier(tiers)
         for group, loop in self._core.loops.items():
             fallback = prepared.fallbacks.get(group)
             reconfigure(loop, new.control, new.envelope, fallback=fallback)
+            own = prepared.tiers[group]
+            rule_tiers(loop, tiers, own, control=new.control, envelope=new.envelope)
+            if (shadows := prepared.shadows.get(group)) is not None:
+                loop.shadows = Shadows(shadows)
             if (policy := prepared.policies.get(group)) is not None:
                 if new.control.policy.type == STATIC:
                     loop.begin_again(starting_limits(new.limits))
@@ -123,10 +144,20 @@ def _gives_way(loop: ControlLoop, old: Config, new: Config) -> bool:
 
 def _policy(config: Config) -> Named:
     written, limits = config.control.policy, starting_limits(config.limits)
-    named = Named(written.type, build(written.type, written.parameters))
+    made = named(written)
     if written.type == STATIC:
-        _fix(named, limits)
-    return named
+        _fix(made, limits)
+    return made
+
+
+def _of_tiers(loop: ControlLoop, old: Config, new: Config) -> dict[str, Named]:
+    """The policies of tiers in a group: where the configured one is the same, the one there is."""
+    here = {control.tier.name: control.configured for control in loop.tiers}
+    before = old.tier_policies()
+    return {
+        tier: here[tier] if tier in here and before.get(tier) == written else named(written)
+        for tier, written in new.tier_policies().items()
+    }
 
 
 def _fix(named: Named, limits: Limits) -> None:

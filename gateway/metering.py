@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controller.batcher import Batcher
-from controller.decision import Decision
+from controller.decision import CHANGE_REASONS, Decision, DecisionCode, TierDecision
 from controller.gates import Code
 from controller.guard import Guard
 from controller.ledger import ExecutorSeats
 from controller.listener import Listener
+from controller.loop import ControlLoop
 from controller.observer import Observer
 from controller.plan import Dispatch, Why
 from controller.request import Ended, Outcome, Request
+from controller.shadows import Shadowed
+from controller.tiers import seat_cap, wait_of
 from executor.contract import Report
 from metrics.gpu import GpuSample
 from metrics.instruments import Instruments
 from metrics.series import show
+from policies.contract import Limits
 
 # How requests end when nothing goes wrong here, so that these series exist from the start.
 ENDS = (
@@ -35,11 +39,16 @@ ENDS = (
     (Outcome.CANCELLED, "disconnect"),
     (Outcome.FAILED, "executor_failed"),
 )
-MOVES = ("moved", "kept", "held_back", "error")
 
 
-def build_instruments(batcher: Batcher, *, version: str, policies: Iterable[str]) -> Instruments:
-    """Instruments for the tiers, executors and groups of this batcher."""
+def build_instruments(
+    batcher: Batcher, *, version: str, policies: Iterable[str], shadows: Iterable[str] = ()
+) -> Instruments:
+    """Instruments for the tiers, executors and groups of this batcher.
+
+    `policies` are those that may come into force, `shadows` the labels of those that are
+    only asked.
+    """
     return Instruments(
         version=version,
         tiers=list(batcher.queues),
@@ -47,9 +56,11 @@ def build_instruments(batcher: Batcher, *, version: str, policies: Iterable[str]
         groups=sorted({seats.group for seats in batcher.executors.values()}),
         ends=ENDS,
         policies=sorted(set(policies)),
-        decision_codes=MOVES,
+        decision_codes=list(DecisionCode),
         guard_codes=list(Code),
         dispatch_reasons=list(Why),
+        change_reasons=CHANGE_REASONS,
+        shadows=list(shadows),
     )
 
 
@@ -114,13 +125,29 @@ class Meter(Listener):
     def decided(self, decision: Decision) -> None:
         """A tick came to an end."""
         instruments = self.instruments
-        moved = "moved" if decision.moved else "held_back" if decision.notes else "kept"
-        code = "error" if decision.error else moved
-        instruments.decisions.labels(decision.policy, code).inc()
-        if decision.error:
-            instruments.policy_errors.labels(decision.policy).inc()
-        for note in decision.notes:
-            instruments.refusals.labels(note.limit, note.code).inc()
+        instruments.decisions.labels(decision.policy, decision.code).inc()
+        every: tuple[Decision | TierDecision, ...] = (decision, *decision.tiers)
+        for told in every:
+            if told.error:
+                instruments.policy_errors.labels(told.policy).inc()
+            if told.successor:
+                instruments.replacements.labels(told.policy, told.state).inc()
+            for note in told.notes:
+                instruments.refusals.labels(note.limit, note.code).inc()
+        for change in decision.changes():
+            if change.tier is None:
+                counted = instruments.changes
+                counted.labels(decision.group, change.limit, change.direction, change.reason).inc()
+            else:
+                tier_changes = instruments.tier_changes
+                tier_changes.labels(change.tier, change.limit, change.direction).inc()
+        for shadowed in decision.shadows:
+            self._shadowed(decision.group, shadowed)
+        group = instruments.groups[decision.group]
+        group.judged_batch_size.set(decision.judged.max_batch_size)
+        group.judged_batch_tokens.set(decision.judged.max_batch_tokens)
+        group.judged_wait_s.set(decision.judged.wait_timeout_s)
+        group.observing.set(decision.mode == "observe")
         instruments.tick_s.observe(decision.duration_s)
         for executor in decision.signals.executors:
             seen = executor.utilization
@@ -128,20 +155,35 @@ class Meter(Listener):
                 None if seen is None else seen.value, None if seen is None else seen.source
             )
 
+    def _shadowed(self, group: str, shadowed: Shadowed) -> None:
+        shadow, proposed = self.instruments.shadow(group, shadowed.name), shadowed.proposed
+        shadow.answers.inc(proposed is not None)
+        shadow.differences.inc(shadowed.differs)
+        shadow.errors.inc(bool(shadowed.error))
+        if proposed is not None:
+            shadow.batch_size.set(proposed.max_batch_size)
+            shadow.batch_tokens.set(proposed.max_batch_tokens)
+            shadow.wait_s.set(proposed.wait_timeout_s)
+        elif shadowed.error:
+            for gauge in (shadow.batch_size, shadow.batch_tokens, shadow.wait_s):
+                show(gauge, None)
+
     def look(
         self,
         batcher: Batcher,
         observer: Observer,
-        guards: Mapping[str, Guard],
+        loops: Mapping[str, ControlLoop],
         *,
         restarts: Mapping[str, int],
         now: float,
         ready: bool,
         gpu: GpuSample | None,
+        abandoned: int,
     ) -> None:
         """Set the gauges to what is the case now; called at each scrape.
 
-        `restarts` are those of each executor since the start of the daemon.
+        `restarts` are those of each executor since the start of the daemon, `abandoned` the
+        policies whose threads nobody waits for any more.
         """
         instruments = self.instruments
         owed = batcher.scheduler.owed()
@@ -172,15 +214,23 @@ class Meter(Listener):
             group.batch_tokens.set(seats.limits.max_batch_tokens)
             group.wait_s.set(seats.limits.wait_timeout_s)
             group.epoch.set(seats.epoch)
-        for name, guard in guards.items():
-            self._show_envelope(name, guard)
+        for name, loop in loops.items():
+            self._show_envelope(name, loop.guard)
+            self._show_tiers(name, loop.limits, batcher)
         # What an executor held that is gone, nobody holds.
         used = [observer.executors[s.name].kv for s in batcher.executors.values() if s.ready]
         show(instruments.kv_usage, max((kv for kv in used if kv is not None), default=None))
         instruments.waiting.set(batcher.queued())
         instruments.ready.set(ready)
+        instruments.abandoned.set(abandoned)
         show(instruments.device_memory_used, None if gpu is None else gpu.memory_used)
         show(instruments.device_memory, None if gpu is None else gpu.memory_size)
+
+    def _show_tiers(self, group: str, limits: Limits, batcher: Batcher) -> None:
+        for name, shown in self.instruments.groups[group].tiers.items():
+            tier = batcher.queues[name].tier
+            show(shown.seats, seat_cap(tier, limits))
+            shown.wait_s.set(wait_of(tier, limits))
 
     def _show_envelope(self, group: str, guard: Guard) -> None:
         shown, envelope = self.instruments.groups[group], guard.envelope

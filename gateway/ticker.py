@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from controller.decision import Decision
+from controller.decision import Decision, TierDecision
 from controller.loop import ControlLoop
 from controller.signals import Device
 from executor.process import ExecutorProcess
@@ -17,6 +17,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter
 from gateway.promises import Promises
 from metrics.gpu import GpuMeter, GpuSample
+from policies.contract import Limits
 
 # A loop that has not ticked for so many intervals (and at least a second) is not healthy.
 MISSED_TICKS = 8
@@ -50,6 +51,7 @@ class Ticker:
         self._sleeping: asyncio.Future[None] | None = None
         self._ticked_at = dispatcher.clock()
         self._errors: dict[str, str] = {}
+        self._wanted: dict[str, Limits] = {}
         self._log: Any = structlog.get_logger("headway.control")
 
     async def run(self) -> None:
@@ -105,19 +107,32 @@ class Ticker:
 
     def _note(self, decision: Decision) -> None:
         self._meter.decided(decision)
-        told = self._errors.get(decision.group, "")
-        # The failure that brings the fallback is told, also where it is the same once more.
-        if decision.error and (decision.error != told or "takes over" in decision.reason):
-            self._log.error("policy failed", group=decision.group, reason=decision.reason)
-        elif decision.moved:
+        self._note_failures(decision.group, decision)
+        for tier in decision.tiers:
+            self._note_failures(f"{decision.group}, tier {tier.tier}", tier)
+        for shadow in decision.shadows:
+            if shadow.error:
+                self._log.warning(
+                    "shadow dropped", group=decision.group, policy=shadow.name, reason=shadow.error
+                )
+        # What is only observed would be the same at every tick: told when it changes.
+        wanted, self._wanted[decision.group] = self._wanted.get(decision.group), decision.judged
+        if decision.moved or (decision.observed and decision.judged != wanted):
             self._log.info(
-                "limits",
+                "limits" if decision.moved else "limits not applied",
                 group=decision.group,
                 epoch=decision.epoch,
                 policy=decision.policy,
+                code=decision.code,
                 decision=decision.sentence(),
             )
-        self._errors[decision.group] = decision.error
+
+    def _note_failures(self, whose: str, decided: Decision | TierDecision) -> None:
+        told = self._errors.get(whose, "")
+        # The failure that brings another policy is told, also where it is the same once more.
+        if decided.error and (decided.error != told or decided.successor):
+            self._log.error("policy failed", group=whose, reason=decided.reason)
+        self._errors[whose] = decided.error
 
     def _device(self, executor: str) -> Device:
         capacity = self._dispatcher.batcher.executors[executor].capacity

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from controller.decision import Decision
+from controller.asking import Named
+from controller.decision import Decision, TierDecision
 from controller.request import Request
+from controller.shadows import Shadowed
 from policies.contract import Limits
 
 
@@ -20,6 +22,11 @@ def limits_view(limits: Limits) -> dict[str, Any]:
         "wait_timeout_s": limits.wait_timeout_s,
         "tiers": {name: dataclasses.asdict(tier) for name, tier in limits.tiers.items()},
     }
+
+
+def policy_view(named: Named) -> dict[str, Any]:
+    """A policy as a configuration names it."""
+    return {"type": named.name, "parameters": dict(named.parameters)}
 
 
 class Remembered(NamedTuple):
@@ -96,17 +103,54 @@ def decision_view(decision: Decision) -> dict[str, Any]:
         "at": decision.at,
         "group": decision.group,
         "policy": decision.policy,
+        "mode": decision.mode,
+        "code": decision.code,
         "epoch": decision.epoch,
         "moved": decision.moved,
         "text": decision.sentence(),
         "reason": decision.reason,
         "before": limits_view(decision.before),
         "proposed": limits_view(decision.proposed),
+        "judged": limits_view(decision.judged),
         "after": limits_view(decision.after),
         "guard": [dataclasses.asdict(note) for note in decision.notes],
         "error": decision.error,
+        "successor": decision.successor,
+        "tiers": {tier.tier: _tier_view(tier) for tier in decision.tiers},
+        "shadows": {shadow.name: _shadow_view(shadow) for shadow in decision.shadows},
         "duration_s": decision.duration_s,
         "signals": signals_view(decision),
+    }
+
+
+def _tier_view(decided: TierDecision) -> dict[str, Any]:
+    """What a tier's own policy came to."""
+
+    def own(limits: Limits) -> dict[str, Any]:
+        return {"max_seats": limits.max_batch_size, "wait_timeout_s": limits.wait_timeout_s}
+
+    return {
+        "policy": decided.policy,
+        "text": decided.sentence(),
+        "reason": decided.reason,
+        "before": own(decided.before),
+        "proposed": own(decided.proposed),
+        "judged": own(decided.judged),
+        "after": own(decided.after),
+        "guard": [dataclasses.asdict(note) for note in decided.notes],
+        "error": decided.error,
+        "successor": decided.successor,
+    }
+
+
+def _shadow_view(shadowed: Shadowed) -> dict[str, Any]:
+    """What a shadow said."""
+    proposed = shadowed.proposed
+    return {
+        "proposed": None if proposed is None else limits_view(proposed),
+        "reason": shadowed.reason,
+        "differs": shadowed.differs,
+        "error": shadowed.error,
     }
 
 

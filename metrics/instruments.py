@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import product
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,13 +17,16 @@ from prometheus_client import (
 from metrics.series import (
     ExecutorInstruments,
     GroupInstruments,
+    ShadowInstruments,
     Source,
     TierInstruments,
+    TierLimitInstruments,
     show,
 )
 from metrics.tally import CountFamily, TallyFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LIMITS = ("max_batch_size", "max_batch_tokens", "wait_timeout_s")
 _SOURCES: tuple[Source, ...] = ("nvml", "busy", "simulated")
 
 _FROM_1_MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
@@ -38,8 +43,9 @@ class Instruments:
 
     The label values that can be known are given here, so that every family has its series from
     the first scrape on. `ends` are the pairs (outcome, reason) of requests that may occur,
-    `guard_codes` what a guard may note, `dispatch_reasons` why a batch may go. Others that occur
-    are counted all the same.
+    `guard_codes` what a guard may note, `dispatch_reasons` why a batch may go, `change_reasons` why
+    a limit may move. Others that occur are counted all the same. `shadows` are the labels of the
+    policies that are only asked.
     """
 
     def __init__(
@@ -54,13 +60,17 @@ class Instruments:
         decision_codes: Sequence[str] = (),
         guard_codes: Sequence[str] = (),
         dispatch_reasons: Sequence[str] = (),
+        change_reasons: Sequence[str] = (),
+        shadows: Sequence[str] = (),
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
         self.registry = CollectorRegistry()
         self._build_tiers(tiers)
         self._build_executors(executors, tiers)
-        self._build_groups(groups)
+        self._build_groups(groups, tiers)
         self._build_control(policies, decision_codes, guard_codes)
+        self._build_changes(groups, tiers, change_reasons)
+        self._build_shadows(groups, shadows)
         self._build_daemon(version)
         for tier in tiers:
             for outcome, reason in ends:
@@ -201,7 +211,7 @@ class Instruments:
             show(executor.kv_tokens, None)
             executor.show_utilization(None, None)
 
-    def _build_groups(self, groups: Sequence[str]) -> None:
+    def _build_groups(self, groups: Sequence[str], tiers: Sequence[str]) -> None:
         size = self._gauge("limit_batch_size", "Sequences at once on one executor.", "group")
         tokens = self._gauge("limit_batch_tokens", "Tokens in one step.", "group")
         wait = self._gauge("limit_wait_seconds", "Longest hold for company.", "group")
@@ -210,6 +220,19 @@ class Instruments:
             self._gauge(f"envelope_{name}", f"Hard range of {name}.", "group", "bound")
             for name in ("batch_size", "batch_tokens", "wait_seconds")
         ]
+        judged = [
+            self._gauge(
+                f"judged_{name}",
+                f"{name} that the last decision came to: in force, unless it is only observed.",
+                "group",
+            )
+            for name in ("batch_size", "batch_tokens", "wait_seconds")
+        ]
+        observing = self._gauge("observing", "1 while nothing is applied.", "group")
+        seats = self._gauge(
+            "tier_limit_seats", "Sequences of a tier at once. NaN: no cap.", "group", "tier"
+        )
+        hold = self._gauge("tier_limit_wait_seconds", "Longest hold of a tier.", "group", "tier")
         self.groups = {}
         for group in groups:
             pairs = [(gauge.labels(group, "low"), gauge.labels(group, "high")) for gauge in ranges]
@@ -221,6 +244,16 @@ class Instruments:
                 envelope_batch_tokens=pairs[1],
                 envelope_wait_s=pairs[2],
                 epoch=epoch.labels(group),
+                judged_batch_size=judged[0].labels(group),
+                judged_batch_tokens=judged[1].labels(group),
+                judged_wait_s=judged[2].labels(group),
+                observing=observing.labels(group),
+                tiers={
+                    tier: TierLimitInstruments(
+                        seats=seats.labels(group, tier), wait_s=hold.labels(group, tier)
+                    )
+                    for tier in tiers
+                },
             )
 
     def _build_control(
@@ -232,17 +265,75 @@ class Instruments:
         self.refusals = self._counter(
             "guard_refusals", "Proposals that the guard held back or changed.", "limit", "code"
         )
-        self.policy_errors = self._counter("policy_errors", "Policies that raised.", "policy")
+        self.policy_errors = self._counter(
+            "policy_errors", "Ticks in which a policy raised, or was given up.", "policy"
+        )
+        self.replacements = self._counter(
+            "policy_replacements", "Policies that another one took over from.", "policy", "reason"
+        )
+        self.abandoned = self._gauge(
+            "abandoned_policies", "Policies that never answered, and whose threads still run."
+        )
         self.tick_s = self._histogram(
             "tick_duration_seconds", "Time of one tick of the control loop.", None, _TICK
         ).labels()
         for policy in policies:
             self.policy_errors.labels(policy)
+            for reason in ("failed", "hung"):
+                self.replacements.labels(policy, reason)
             for code in decisions:
                 self.decisions.labels(policy, code)
-        for limit in ("max_batch_size", "max_batch_tokens", "wait_timeout_s"):
+        for limit in LIMITS:
             for code in guards:
                 self.refusals.labels(limit, code)
+
+    def _build_changes(
+        self, groups: Sequence[str], tiers: Sequence[str], reasons: Sequence[str]
+    ) -> None:
+        self.changes = self._counter(
+            "limit_changes", "Limits that moved.", "group", "limit", "direction", "reason"
+        )
+        self.tier_changes = self._counter(
+            "tier_limit_changes",
+            "Limits of a tier that its own policy moved; its max_batch_size are its seats.",
+            "tier",
+            "limit",
+            "direction",
+        )
+        for direction in ("up", "down"):
+            for limit in LIMITS:
+                for group, reason in product(groups, reasons):
+                    self.changes.labels(group, limit, direction, reason)
+            for tier in tiers:
+                for limit in ("max_batch_size", "wait_timeout_s"):
+                    self.tier_changes.labels(tier, limit, direction)
+
+    def _build_shadows(self, groups: Sequence[str], shadows: Sequence[str]) -> None:
+        by = ("group", "policy")
+        size = self._gauge("shadow_batch_size", "Sequences that a shadow proposes.", *by)
+        tokens = self._gauge("shadow_batch_tokens", "Tokens that a shadow proposes.", *by)
+        wait = self._gauge("shadow_wait_seconds", "Longest hold that a shadow proposes.", *by)
+        answers = self._counter("shadow_answers", "Ticks in which a shadow answered.", *by)
+        differences = self._counter(
+            "shadow_differences", "Ticks in which other limits would have come of a shadow.", *by
+        )
+        errors = self._counter("shadow_errors", "Shadows that were dropped.", *by)
+
+        @cache
+        def of(group: str, shadow: str) -> ShadowInstruments:
+            return ShadowInstruments(
+                batch_size=size.labels(group, shadow),
+                batch_tokens=tokens.labels(group, shadow),
+                wait_s=wait.labels(group, shadow),
+                answers=answers.labels(group, shadow),
+                differences=differences.labels(group, shadow),
+                errors=errors.labels(group, shadow),
+            )
+
+        # By group and label; a label that nobody foresaw gets its series when it is asked for.
+        self.shadow = of
+        for group, shadow in product(groups, shadows):
+            of(group, shadow)
 
     def _build_daemon(self, version: str) -> None:
         # The unlabelled pair is what the Gateway API inference extension asks a server for.

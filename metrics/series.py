@@ -66,7 +66,11 @@ class ExecutorInstruments:
 
 @dataclass(frozen=True, slots=True)
 class GroupInstruments:
-    """The limits of one group of executors, its label filled in. Envelopes are [low, high]."""
+    """The limits of one group of executors, its label filled in. Envelopes are [low, high].
+
+    What begins with `judged` is what the last decision came to; `tiers` has what is in force for
+    each tier.
+    """
 
     batch_size: Gauge
     batch_tokens: Gauge
@@ -75,6 +79,31 @@ class GroupInstruments:
     envelope_batch_tokens: tuple[Gauge, Gauge]
     envelope_wait_s: tuple[Gauge, Gauge]
     epoch: Gauge
+    judged_batch_size: Gauge
+    judged_batch_tokens: Gauge
+    judged_wait_s: Gauge
+    observing: Gauge
+    tiers: Mapping[str, TierLimitInstruments]
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimitInstruments:
+    """The limits of one tier in one group, its labels filled in."""
+
+    seats: Gauge
+    wait_s: Gauge
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowInstruments:
+    """What one shadow in one group says, its labels filled in."""
+
+    batch_size: Gauge
+    batch_tokens: Gauge
+    wait_s: Gauge
+    answers: Count
+    differences: Count
+    errors: Count
 
 
 def show(gauge: Gauge, value: float | None) -> None:

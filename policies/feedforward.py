@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.contract import StepEstimate
 
@@ -28,13 +28,28 @@ def largest_size(model: StepEstimate, context: float, step_s: float) -> int:
     if spare_s < 0:
         return 0
     row_s = model.b * context + model.c
+    # Floats make 39.999 of 40.
     if row_s * model.knee > spare_s:
-        return math.floor(spare_s / row_s)
+        return math.floor(spare_s / row_s + 1e-9)
     beyond_s = model.b * context + model.c_above
     spare_s -= row_s * model.knee
     if beyond_s * (MOST_ROWS - model.knee) <= spare_s:
         return MOST_ROWS
-    return model.knee + math.floor(spare_s / beyond_s)
+    return model.knee + math.floor(spare_s / beyond_s + 1e-9)
+
+
+def largest_shared(
+    model: StepEstimate, context: float, step_s: float, *, prompts: float, share: float
+) -> int:
+    """The same where each row brings `prompts` tokens of prompts a step, in the mean: those who
+    decode wait for them too. At most the part `share` of the time is kept for prompts: where they
+    would take more, they are let in at a pace, and fewer rows would not make them fewer.
+    """
+    beside = replace(
+        model, c=model.c + model.d * prompts, c_above=model.c_above + model.d * prompts
+    )
+    alone = largest_size(model, context, (1 - share) * step_s)
+    return max(alone, largest_size(beside, context, step_s))
 
 
 def prompt_tokens(model: StepEstimate, seconds: float) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from policies.contract import Limits, Proposal, Shape, Signals, StepEstimate
-from policies.feedforward import BatchTimes, Demand, batch_size, largest_size, prompt_tokens
+from policies.feedforward import BatchTimes, Demand, batch_size, largest_shared, prompt_tokens
 from policies.parameters import parameter
 from policies.reading import itl_targets, size_bound, tokens_bound, ttft_targets, with_limits
 from policies.traffic import Traffic
@@ -28,14 +28,14 @@ class Slo:
     """B, T and W from the step model and the targets of the tiers that are there.
 
     Feed-forward: B is the most rows that decode within the tightest inter-token target that can be
-    kept at all. T lets a step with prompts be as much longer as the completions beside it can make
-    up for. W is half of a batch's fixed part, for more is never won by company, within a small part
-    of the tightest time to first token. Where batches run to their end, B is the size with which
-    most requests begin in time.
-    Feedback: a breach that counted misses prove, and that decoding has caused, takes 10 % off B,
-    one that prompts have caused 10 % off T; while there is room both come back bit by bit. A
-    breach of the time to first token moves T up as far as inter-token latency has room. A queue by
-    itself moves nothing: a smaller batch would only make it longer.
+    kept at all, beside the prompts that they bring. T lets a step with prompts be as much longer as
+    the completions beside it can make up for. W is half of a batch's fixed part, for more is never
+    won by company, within a small part of the tightest time to first token. Where batches run to
+    their end, B is the size with which most requests begin in time.
+    Feedback: a breach that counted misses prove takes 10 % off: off B where decoding caused it, off
+    T where prompts did, and then off B too where batches are full. While there is room both come
+    back bit by bit. A breach of the time to first token moves T up as far as inter-token latency
+    has room. A queue by itself moves nothing: a smaller batch would only make it longer.
 
     Regime: all of them, which is why it is the default; one set of parameters for every executor
     and workload. Where the step model is not known yet, nothing moves.
@@ -55,6 +55,12 @@ class Slo:
             "A step may be longer by the spare time of one token, and once more for every so many "
             "tokens of a completion.",
             low=1,
+        )
+        prompts_share: float = parameter(
+            0.4,
+            "Of a target, at most this part is kept for the prompts of others.",
+            low=0,
+            high=0.9,
         )
         backoff: float = parameter(0.9, "Trim at a breach: multiplied by this.", low=0.5, high=0.99)
         recovery_per_s: float = parameter(
@@ -93,7 +99,12 @@ class Slo:
         self._traffic.see(signals)
         if not self._traffic.tiers:
             return Proposal(limits, "nobody came lately")
-        cut = self._trims.see(self._traffic.tiers, signals.interval_s)
+        binding = self._parameters.binding
+        cut = self._trims.see(
+            self._traffic.tiers,
+            signals.interval_s,
+            full=(size_bound(signals) or 0.0) >= binding,
+        )
         if shape.runs_to_completion:
             wanted = self._batches(model, shape, signals, limits)
         else:
@@ -122,7 +133,7 @@ class Slo:
         kept = [
             (tier, target_s, most)
             for tier, target_s in itl_targets(traffic.tiers)
-            if (most := largest_size(model, context, target_s - early_s)) >= 1
+            if (most := self._rows(model, context, target_s - early_s)) >= 1
         ]
         if not kept:
             why = "no target on inter-token latency that could be kept"
@@ -139,6 +150,10 @@ class Slo:
             f"decode, and {tokens:.0f} tokens in a step beside {beside:.0f}{trims.words()}"
         )
         return _Wanted(size, tokens, why, *cut)
+
+    def _rows(self, model: StepEstimate, context: float, step_s: float) -> int:
+        prompts, share = self._traffic.prompts.value or 0.0, self._parameters.prompts_share
+        return largest_shared(model, context, step_s, prompts=prompts, share=share)
 
     def _batches(
         self, model: StepEstimate, shape: Shape, signals: Signals, limits: Limits

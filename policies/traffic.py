@@ -27,7 +27,8 @@ class Smooth:
 class Traffic:
     """Means over the executors of a group and the tiers that are there.
 
-    `rows` in a step and their `context` in tokens follow within `steps_s` seconds; `prompt` and
+    `rows` in a step, their `context` and the `prompts` that each brings to a step, both in tokens,
+    follow within `steps_s` seconds; `prompt` and
     `new` tokens of a request, by arrivals, and arrivals per second of each tier, within
     `requests_s`.
     A tier is there until nobody of it was seen for `absent_s`: bursts have long pauses.
@@ -39,6 +40,7 @@ class Traffic:
     tiers: list[TierSignals] = field(default_factory=list, init=False)
     rows: Smooth = field(init=False)
     context: Smooth = field(init=False)
+    prompts: Smooth = field(init=False)
     prompt: Smooth = field(init=False)
     new: Smooth = field(init=False)
     _rates: dict[str, Smooth] = field(default_factory=dict, init=False)
@@ -46,6 +48,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self.rows, self.context = Smooth(self.steps_s), Smooth(self.steps_s)
+        self.prompts = Smooth(self.steps_s)
         self.prompt, self.new = Smooth(self.requests_s), Smooth(self.requests_s)
 
     def see(self, signals: Signals) -> None:
@@ -61,6 +64,7 @@ class Traffic:
         if stepped:
             self.rows.follow(sum(map(_rows, stepped)) / len(stepped), passed_s)
             self.context.follow(sum(map(_context, stepped)) / len(stepped), passed_s)
+            self.prompts.follow(sum(map(_prompts, stepped)) / len(stepped), passed_s)
 
     def rate(self, tier: str) -> float:
         """Requests per second of a tier."""
@@ -91,3 +95,7 @@ def _rows(executor: ExecutorSignals) -> float:
 
 def _context(executor: ExecutorSignals) -> float:
     return executor.mean_context or 0.0
+
+
+def _prompts(executor: ExecutorSignals) -> float:
+    return (executor.mean_prefill or 0.0) / (executor.mean_batch or 1.0)

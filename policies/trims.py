@@ -27,15 +27,19 @@ class Trims:
     rows: float = 1.0
     prompts: float = 1.0
 
-    def see(self, tiers: Sequence[TierSignals], passed_s: float) -> tuple[bool, bool]:
-        """Take in the verdicts of a tick; answers whether `rows` and `prompts` were cut."""
+    def see(
+        self, tiers: Sequence[TierSignals], passed_s: float, *, full: bool
+    ) -> tuple[bool, bool]:
+        """Take in the verdicts of a tick; answers whether `rows` and `prompts` were cut. `full`:
+        batches are as large as they may be, so that fewer rows would bring fewer prompts.
+        """
         verdicts = [verdict for tier in tiers for verdict in tier.verdicts]
         itl = [verdict for verdict in verdicts if verdict.metric == "itl"]
         causes = {verdict.cause for verdict in itl if verdict.state == "breach"}
         room, back = all(one.state == "room" for one in itl), self.back_per_s * passed_s
-        # What has no memory stands still, and so does whoever joins it.
-        cut_rows = Cause.DECODE in causes or Cause.MEMORY in causes
         cut_prompts = Cause.PREFILL in causes
+        # What has no memory stands still, and so does whoever joins it.
+        cut_rows = bool(causes & {Cause.DECODE, Cause.MEMORY}) or (cut_prompts and full)
         if cut_rows:
             self.rows = max(self.least, self.rows * self.backoff)
         elif room:

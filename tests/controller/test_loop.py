@@ -1,111 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from controller.config_control import GuardConfig
+from controller.asking import Named
 from controller.gates import Code
-from controller.guard import Envelope, Guard
-from controller.loop import ControlLoop, Named
-from controller.observer import Observer
-from controller.records import Windows
-from controller.signals import Device, SignalSource
-from executor.contract import Finished, Key, Report, StepSample, Tokens
+from controller.signals import Device
 from policies.contract import Cause, Limits, Passed, Proposal, Shape, Signals, TierLimits
-from tests.controller.stage import FREE, OFFLINE, PAID, Stage, capacity
-
-Decide = Callable[[Signals, Limits], Proposal]
-
-
-@dataclass
-class Scripted:
-    """A policy that does as the test says, and keeps what it was shown."""
-
-    rule: Decide
-    seen: list[Signals] = field(default_factory=list)
-
-    def decide(self, signals: Signals, limits: Limits) -> Proposal:
-        self.seen.append(signals)
-        return self.rule(signals, limits)
-
-
-def stay(signals: Signals, limits: Limits) -> Proposal:
-    return Proposal(limits, "as it is")
-
-
-def more(signals: Signals, limits: Limits) -> Proposal:
-    return Proposal(replace(limits, max_batch_size=limits.max_batch_size + 1), "more")
-
-
-@dataclass
-class Rig:
-    """A stage under a control loop; `step` runs everybody's next token on the executor."""
-
-    stage: Stage
-    loop: ControlLoop
-    observer: Observer
-    policy: Scripted
-    made: dict[Key, int] = field(default_factory=dict)
-
-    @classmethod
-    def build(cls, rule: Decide = stay, *, size: int = 4, seats: int = 64) -> Rig:
-        tiers = (PAID, FREE, OFFLINE)
-        observer = Observer(tiers, ["e"], started=0.0)
-        stage = Stage.build(
-            tiers=tiers, size=size, listeners=[observer], ready=capacity(max_seqs=seats)
-        )
-        policy = Scripted(rule)
-        loop = ControlLoop(
-            stage.batcher,
-            observer,
-            SignalSource(stage.batcher, observer, "default", Windows()),
-            group="default",
-            policy=Named("scripted", policy),
-            fallback=Named("static", Scripted(stay)),
-            guard=Guard(
-                GuardConfig(),
-                Envelope(Limits(1, 64, 0.0), Limits(64, 8192, 0.05)),
-                min_samples=20,
-            ),
-            history=100,
-            stopwatch=lambda: 0.0,
-        )
-        return cls(stage, loop, observer, policy)
-
-    def tick(self) -> Signals:
-        self.loop.tick(self.stage.now, wall=self.stage.now, devices={})
-        self.stage.poll()
-        return self.policy.seen[-1]
-
-    def step(self, seconds: float, *, prefill: int = 0, finish_at: int = 10**9) -> None:
-        self.stage.now += seconds
-        tokens, finished = [], []
-        for submit in list(self.stage.running["e"].values()):
-            key = Key(submit.request_id, submit.attempt)
-            index = len(submit.tokens) - submit.prompt_length + self.made.get(key, 0)
-            self.made[key] = self.made.get(key, 0) + 1
-            tokens.append(Tokens(*_of(key), index, [1]))
-            if index + 1 >= min(finish_at, submit.max_new_tokens):
-                finished.append(Finished(*_of(key), "length"))
-                del self.stage.running["e"][submit.request_id]
-        n = len(tokens)
-        report = Report(
-            epoch=self.stage.batcher.executors["e"].epoch,
-            sample=StepSample(seconds, n, n, 100 * n, prefill, prefill**2),
-            kv_tokens=100 * n,
-            tokens=tokens,
-            finished=finished,
-        )
-        incarnation = self.stage.incarnation["e"]
-        self.stage.batcher.on_report("e", incarnation, report, self.stage.now)
-        self.stage.poll()
-
-
-def _of(key: Key) -> tuple[str, int]:
-    return key.request_id, key.attempt
+from tests.controller.loop_rig import Rig, Scripted, broken, more, to
 
 
 class TestSignals:
@@ -349,9 +253,6 @@ class TestFailure:
         assert not rig.loop.fallen_back
 
     def test_three_failures_in_a_row_bring_the_fallback(self) -> None:
-        def broken(signals: Signals, limits: Limits) -> Proposal:
-            raise RuntimeError("no")
-
         rig = Rig.build(broken)
         for _ in range(3):
             rig.tick()
@@ -403,6 +304,7 @@ class TestPin:
         rig.tick()
         assert rig.loop.limits.max_batch_size == 2
         assert rig.loop.pin is None
+        assert rig.last.reason == "no longer held by hand (expired); two"
 
     def test_after_a_pin_the_limits_are_those_from_before_also_on_an_idle_system(self) -> None:
         rig = Rig.build(size=4)
@@ -420,6 +322,21 @@ class TestPin:
         rig.loop.release()
         rig.tick()
         assert (rig.loop.limits, rig.loop.pin) == (Limits(4, 8192, 0.0), None)
+        assert rig.last.reason == "no longer held by hand (released); as it is"
+
+    def test_a_pin_outlives_a_switch_of_the_policy_and_a_mode_that_only_observes(self) -> None:
+        rig = Rig.build(size=4)
+        rig.loop.hold(Limits(2, 4096, 0.02), until=10.0)
+        rig.tick()
+        rig.loop.switch(Named("other", Scripted(to(3))))
+        rig.loop.mode = "observe"
+        rig.tick()
+        assert (rig.last.policy, rig.last.code) == ("other", "pinned")
+        assert rig.loop.limits == Limits(2, 4096, 0.02)
+        rig.stage.now = 10.0
+        rig.tick()
+        assert rig.last.code == "unpinned"
+        assert rig.loop.limits == Limits(4, 8192, 0.0)
 
     def test_a_size_over_the_capacity_is_clamped_and_says_so(self) -> None:
         rig = Rig.build(seats=3, size=16)

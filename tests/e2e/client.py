@@ -48,8 +48,14 @@ class Client:
 
     async def put_limits(self, **body: Any) -> tuple[int, Any]:
         """Set limits by hand."""
-        headers = _bearer(self.token)
-        async with self.session.put("/admin/limits", json=body, headers=headers) as response:
+        return await self._put("/admin/limits", body)
+
+    async def put_policy(self, **body: Any) -> tuple[int, Any]:
+        """Put a policy in force by hand."""
+        return await self._put("/admin/policy", body)
+
+    async def _put(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        async with self.session.put(path, json=body, headers=_bearer(self.token)) as response:
             return response.status, await response.json()
 
     async def state(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from tests.e2e.client import Client, by, conserved, until
 from tests.e2e.conftest import Start
-from tests.e2e.daemon import Daemon, settings
+from tests.e2e.daemon import ROOT, Daemon, settings
 
 B, T, W = "max_batch_size", "max_batch_tokens", "wait_timeout_s"
 CONFIGURED = {B: 16, T: 2048, W: 0.0, "tiers": {}}
@@ -196,6 +198,60 @@ async def test_a_policy_of_the_users_own_that_raises_is_replaced_and_everybody_i
         assert errors == {"moody:Moody": 3, "static": 0}
     # Told when it begins and when the fallback takes over, not at every tick.
     assert [record["event"] for record in daemon.log()].count("policy failed") == 2
+
+
+SLEEPY = '''
+import time
+from dataclasses import dataclass
+
+
+class Sleepy:
+    """Sleeps for as long as any test may last."""
+
+    @dataclass(frozen=True)
+    class Parameters:
+        pass
+
+    def __init__(self, parameters):
+        pass
+
+    def decide(self, signals, limits):
+        time.sleep(600)
+'''
+
+
+async def test_a_policy_that_hangs_costs_nobody_a_token_and_does_not_outlive_the_daemon(
+    start: Start, tmp_path: Any
+) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    control = {
+        "policy": {"type": "sleepy:Sleepy"},
+        "shadows": [{"type": "sleepy:Sleepy"}],
+        "interval": "50ms",
+        "decide_timeout": "200ms",
+    }
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    daemon = start(settings(control=control), environ={"PYTHONPATH": path}).listening()
+    async with daemon.client() as client:
+        await client.ready()
+        tasks = [asyncio.create_task(client.ask(tokens=40, stream=True)) for _ in range(16)]
+        shown = await group_when(client, lambda group: group["fallen_back"])
+        assert (shown["policy"], shown["limits"]) == ("static", CONFIGURED)
+        assert [(await task).ended for task in tasks] == ["done"] * 16
+        assert shown["shadows"] == {}
+        _, told = await client.get("/admin/decisions?count=1000")
+        codes = [decision["code"] for decision in told["decisions"]]
+        assert codes.count("hung") == 1
+        assert "slow" in codes
+        status, switched = await client.put_policy(type="aimd", parameters={"growth": 0.1})
+        assert status == 200
+        assert switched["groups"]["default"]["policy"]["type"] == "aimd"
+        assert (await group(client))["fallen_back"] is False
+        status, told = await client.put_policy(type="aimd", parameters={"growth": "fast"})
+        assert (status, told["error"]["param"]) == (400, "parameters.growth")
+        assert told["error"]["message"] == ("parameters.growth: should be a number; given 'fast'")
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.exit_code() == 0
 
 
 async def test_the_access_log_has_a_line_for_each_request_and_no_secret(start: Start) -> None:

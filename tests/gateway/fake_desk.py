@@ -64,6 +64,7 @@ class FakeDesk:
         self.ends: list[Ended] = []
         self.ended: asyncio.Queue[Ended] = asyncio.Queue()
         self.pinned: list[tuple[dict[str, Any], float]] = []
+        self.switched: list[tuple[str, dict[str, Any]] | str] = []
         self.metrics_collected = 0
         self.is_healthy = True
         self.is_ready = True
@@ -164,6 +165,14 @@ class FakeDesk:
 
     def release(self) -> Limits:
         return Limits(8, 512, 0.0)
+
+    async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        self.switched.append((kind, parameters))
+        return {"groups": {}}
+
+    def roll_back_policy(self) -> dict[str, Any]:
+        self.switched.append("rollback")
+        return {"groups": {}}
 
     def metrics(self) -> bytes:
         self.metrics_collected += 1

@@ -185,3 +185,38 @@ async def test_a_client_key_does_not_open_admin_and_health_needs_none(desk: Fake
     assert (refused.status, refused.json()["error"]["code"]) == (403, "forbidden")
     assert (models.status, models.headers["www-authenticate"]) == (401, "Bearer")
     assert statuses == [200, 200, 200]
+
+
+async def test_a_policy_is_switched_and_rolled_back(desk: FakeDesk) -> None:
+    async with serving(desk) as served:
+        body = {"type": "aimd", "parameters": {"growth": 0.1}}
+        switched = await _get(served, "/admin/policy", method="PUT", body=body)
+        bare = await _get(served, "/admin/policy", method="PUT", body={"type": "static"})
+        back = await _get(served, "/admin/policy", method="PUT", body={"rollback": True})
+    assert [switched.status, bare.status, back.status] == [200, 200, 200]
+    assert desk.switched == [("aimd", {"growth": 0.1}), ("static", {}), "rollback"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "type"),
+        ({"parameters": {}}, "type"),
+        ({"type": 3}, "type"),
+        ({"type": ""}, "type"),
+        ({"type": "aimd", "parameters": [1]}, "parameters"),
+        ({"type": "aimd", "params": {}}, "params"),
+        ({"rollback": False}, "rollback"),
+        ({"rollback": True, "type": "aimd"}, "rollback"),
+        ([], None),
+        (b"{", None),
+    ],
+)
+async def test_a_bad_switch_changes_nothing_and_names_the_key(
+    desk: FakeDesk, body: Any, param: str | None
+) -> None:
+    async with serving(desk) as served:
+        answer = await _get(served, "/admin/policy", method="PUT", body=body)
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == param
+    assert desk.switched == []

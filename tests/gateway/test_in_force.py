@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from controller.asking import Named
 from controller.config import Config
 from controller.config_diff import RESTART, Change
 from controller.config_keys import all_paths, sections_at
 from controller.errors import ConfigError, Forbidden, Unauthorized
 from executor.contract import StepSample
 from gateway.in_force import notes
-from policies.contract import Limits, Proposal, Signals
+from policies.contract import Limits, Proposal, Signals, TierLimits
 from tests.gateway.desk_rig import Heard, Rig
 
 KEY, TOKEN = "k-1", "t-1"
@@ -61,6 +62,11 @@ def tier(name: str) -> Probe:
         return getattr(one, name)
 
     return seen
+
+
+def own_policies(rig: Rig) -> dict[str, tuple[str, dict[str, Any]]]:
+    named = {one.tier.name: one.succession.policy for one in loop(rig).tiers}
+    return {tier: (policy.name, dict(policy.parameters)) for tier, policy in named.items()}
 
 
 def targets(name: str) -> Probe:
@@ -125,6 +131,12 @@ LIVE: dict[str, tuple[Any, Probe, Any]] = {
     "tiers.max_queue_tokens": (7000, tier("max_queue_tokens"), 7000),
     "tiers.max_queue_size": ("9MiB", tier("max_queue_bytes"), 9 * 2**20),
     "tiers.wait_timeout": ("7ms", tier("wait_timeout_s"), 0.007),
+    "tiers.policy.type": ({"type": "aimd"}, own_policies, {"paid": ("aimd", {})}),
+    "tiers.policy.parameters": (
+        {"type": "aimd", "parameters": {"growth": 0.25}},
+        own_policies,
+        {"paid": ("aimd", {"growth": 0.25})},
+    ),
     "tiers.start_within": (
         "7s",
         lambda rig: (
@@ -176,8 +188,20 @@ LIVE: dict[str, tuple[Any, Probe, Any]] = {
         lambda rig: getattr(getattr(loop(rig).policy.policy, "_parameters", None), "growth", None),
         0.25,
     ),
+    "control.mode": ("observe", lambda rig: loop(rig).mode, "observe"),
+    "control.decide_timeout": ("7s", lambda rig: loop(rig)._asker._timeout_s(), 7.0),
+    "control.shadows.type": (
+        [{"type": "aimd"}],
+        lambda rig: list(loop(rig).shadows.by_label),
+        ["aimd"],
+    ),
+    "control.shadows.parameters": (
+        [{"type": "aimd", "parameters": {"growth": 0.25}}],
+        lambda rig: [dict(one.parameters) for one in loop(rig).shadows.by_label.values()],
+        [{"growth": 0.25}],
+    ),
     "control.hold": ("join_gain", lambda rig: rig.batcher._holder.rule, "join_gain"),
-    "control.fallback": ("aimd", lambda rig: loop(rig)._fallback.name, "aimd"),
+    "control.fallback": ("aimd", lambda rig: loop(rig).succession.fallback.name, "aimd"),
     "control.fast_window": ("4s", lambda rig: loop(rig)._source.windows.fast_s, 4.0),
     "control.slow_window": ("31s", lambda rig: loop(rig)._source.windows.slow_s, 31.0),
     "control.max_window": ("50s", lambda rig: loop(rig)._source.windows.at_most_s, 50.0),
@@ -252,7 +276,9 @@ def with_key(key: str, value: Any) -> Config:
         place = place["paid"]
     if key.startswith("auth.keys"):
         path = ["keys"]
-    if key == "control.policy.parameters":
+    if key.startswith("control.shadows"):
+        path = ["shadows"]
+    if key == "control.policy.parameters" or key.startswith("tiers.policy"):
         path = ["policy"]
     for step in path[:-1]:
         place = place[step]
@@ -352,6 +378,53 @@ class TestLimits:
         assert limits(rig).max_batch_size == 4
 
 
+class TestTiersOfTheirOwn:
+    def own(self, free: str | None) -> dict[str, Any]:
+        policy = None if free is None else {"type": free}
+        return {"paid": TIERS["paid"], "free": TIERS["free"] | {"policy": policy}}
+
+    async def test_a_tier_that_had_one_has_the_common_limits_again(self) -> None:
+        rig = a_rig()
+        await rig.ready()
+        put(rig, config(tiers=self.own("static")))
+        loop(rig).tiers[0].succession.switch(Named("static", Two()))
+        rig.parts.ticker.tick()
+        assert limits(rig).tiers == {"free": TierLimits(2, 0.0)}
+        put(rig, config(tiers=self.own(None)))
+        assert (limits(rig), loop(rig).tiers) == (Limits(4, 1024, 0.0), ())
+
+    async def test_one_that_stays_goes_on_within_the_new_bounds_of_its_tier(self) -> None:
+        rig = a_rig()
+        await rig.ready()
+        put(rig, config(tiers=self.own("static")))
+        control = loop(rig).tiers[0]
+        tiers = self.own("static")
+        put(rig, config(tiers=tiers | {"free": tiers["free"] | {"max_seats": 3}}))
+        assert loop(rig).tiers[0] is control
+        assert control.tier.max_seats == 3
+        assert rig.parts.desk._observer.executors["main"].watched[0].max_seats == 3
+
+    async def test_a_pin_holds_and_what_it_held_for_the_tier_goes_with_the_policy(self) -> None:
+        rig = a_rig()
+        await rig.ready()
+        put(rig, config(tiers=self.own("static")))
+        loop(rig).tiers[0].succession.switch(Named("static", Two()))
+        rig.parts.ticker.tick()
+        rig.desk.pin({"max_batch_size": 3}, 60.0)
+        put(rig, config(tiers=self.own(None)))
+        rig.parts.ticker.tick()
+        assert limits(rig) == Limits(3, 1024, 0.0)
+        rig.desk.release()
+        assert limits(rig) == Limits(4, 1024, 0.0)
+
+
+class Two:
+    """Wants two seats."""
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        return Proposal(replace(limits, max_batch_size=2), "two")
+
+
 class TestWhatStays:
     async def test_what_was_learnt_decided_and_pinned(self) -> None:
         rig = a_rig()
@@ -397,6 +470,15 @@ class TestWhatStays:
 
 
 class TestWhatCannotBe:
+    async def test_a_policy_of_which_too_many_were_abandoned_changes_nothing(self) -> None:
+        rig = a_rig()
+        refused = "4 policies were abandoned"
+        loop(rig)._asker.refusal = lambda policy: refused if policy.name == "aimd" else None
+        aimd = {"policy": {"type": "aimd"}, "hold": "fixed"}
+        with pytest.raises(ConfigError, match=r"control\.policy: 4 policies were abandoned"):
+            rig.parts.in_force.prepare(config(control=aimd))
+        assert loop(rig).policy.name == "static"
+
     async def test_a_key_whose_variable_is_not_set_changes_nothing(self) -> None:
         rig = a_rig()
         before = rig.parts.in_force.config

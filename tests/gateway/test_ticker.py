@@ -41,7 +41,8 @@ class Scripted:
 
 def scripted(rig: Rig) -> Scripted:
     policy = Scripted()
-    rig.parts.ticker.loops["default"].policy = Named("scripted", policy)
+    # By the name of one of Headway's own it is asked at once.
+    rig.parts.ticker.loops["default"].switch(Named("static", policy))
     return policy
 
 

@@ -22,6 +22,8 @@ def built() -> Instruments:
         decision_codes=["applied", "held"],
         guard_codes=["thin", "cooldown"],
         dispatch_reasons=["full", "timeout"],
+        change_reasons=["policy", "pinned"],
+        shadows=["threshold"],
     )
 
 
@@ -116,6 +118,7 @@ def test_names_have_the_prefix_and_labels_carry_no_ids() -> None:
     assert labels == {
         "bound",
         "code",
+        "direction",
         "executor",
         "group",
         "le",

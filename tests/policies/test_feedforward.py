@@ -12,6 +12,7 @@ from policies.feedforward import (
     BatchTimes,
     Demand,
     batch_size,
+    largest_shared,
     largest_size,
     prompt_tokens,
 )
@@ -71,6 +72,19 @@ def test_one_more_row_would_be_too_many_whatever_the_model(
     if 1 <= most < MOST_ROWS:
         assert of.predict(most, most * context) <= step_s + 1e-9
         assert of.predict(most + 1, (most + 1) * context) > step_s - 1e-9
+
+
+def test_rows_leave_time_for_the_prompts_that_they_bring() -> None:
+    # 1 ms a row, and 1 ms for its ten tokens of prompts a step: 80 ms are for 40.
+    of = model(d=1e-4)
+    assert largest_shared(of, 0.0, 0.1, prompts=10.0, share=0.4) == 40
+
+
+def test_no_more_than_a_share_is_kept_for_prompts() -> None:
+    # 0.1 s a row for prompts leaves room for none; 60 ms are theirs whatever comes.
+    of = model(d=1e-4)
+    assert largest_shared(of, 0.0, 0.1, prompts=1000.0, share=0.4) == 40
+    assert largest_shared(of, 0.0, 0.1, prompts=1000.0, share=0.0) == 80
 
 
 def test_prompts_are_as_many_as_fit_into_the_time_attention_included() -> None:

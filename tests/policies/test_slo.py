@@ -106,10 +106,19 @@ def test_a_breach_by_decoding_cuts_b_by_a_tenth_however_small_that_is() -> None:
     assert limits.max_batch_size == 36
 
 
-def test_a_breach_by_prompts_cuts_t_and_leaves_b() -> None:
+def test_a_breach_by_prompts_cuts_t_and_b_too_where_batches_are_full() -> None:
     breach = paid(verdict("itl", 0.1, "breach", cause=Cause.PREFILL))
-    limits = slo().decide(seen(breach), Limits(40, 1210, 0.0)).limits
+    in_force = Limits(40, 1210, 0.0)
+    limits = slo().decide(seen(breach, size_bound=0.2), in_force).limits
     assert (limits.max_batch_size, limits.max_batch_tokens) == (40, 1090)
+    limits = slo().decide(seen(breach, size_bound=0.9), in_force).limits
+    assert (limits.max_batch_size, limits.max_batch_tokens) == (36, 1090)
+
+
+def test_rows_leave_time_for_the_prompts_that_they_bring() -> None:
+    # 100 tokens of prompts in a step of 10 rows: a row costs 2 ms, and 1 ms for its prompts.
+    limits = slo().decide(seen(mean_prefill=100.0), LIMITS).limits
+    assert limits.max_batch_size == 26
 
 
 @pytest.mark.parametrize("cause", [Cause.QUEUE, Cause.OVERLOAD])
