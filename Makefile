@@ -6,12 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test check clean
+.PHONY: help serve test check evaluate evaluate-short clean
 
 help:
 	@echo "make serve   a small real model on 127.0.0.1:8080, installed and converted at first"
 	@echo "make test    the tests"
 	@echo "make check   format, lint, types, import rules"
+	@echo "make evaluate   policies against hindsight and others, into docs/evaluation.md; under an hour"
+	@echo "make evaluate-short   whether the default policy became worse; minutes"
 	@echo "make clean   remove what the others made here"
 	@echo "PYTHON=...   the interpreter to build $(VENV) with (now: $(PYTHON))"
 
@@ -27,6 +29,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+evaluate: $(VENV)/.dev
+	$(BIN)/python -m bench.evaluate --write
+
+evaluate-short: $(VENV)/.dev
+	$(BIN)/python -m bench.evaluate --short
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -10,7 +10,8 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from bench.case import Case, play
 from bench.outcome import Outcome
 from bench.workloads import WORKLOADS
 
-# What a run's outcome depends on; the gateway is not simulated.
+# What a run's outcome depends on; the gateway is not simulated, and what evaluates chooses runs and
+# tells of them, but none goes through it.
 _CODE = ("bench", "controller", "executor", "metrics", "policies")
+_BESIDE = "evaluat"
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom, then the normal one.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -35,6 +38,8 @@ def code_hash() -> str:
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for package in _CODE:
         for path in sorted((root / package).glob("*.py")):
+            if path.name.startswith(_BESIDE):
+                continue
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -84,15 +89,29 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def fresh_pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes for many calls of `run_all`; nothing of this one, its threads included, is carried
+    over into them."""
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+
+
 def run_all(
-    cases: Sequence[Case], cache: Cache, *, jobs: int, progress: Callable[[int, int], None]
+    cases: Sequence[Case],
+    cache: Cache,
+    *,
+    jobs: int,
+    progress: Callable[[int, int], None],
+    pool: Executor | None = None,
 ) -> list[Outcome]:
-    """The outcomes of all cases, in their order; `progress(done, of)` is told after each."""
+    """The outcomes of all cases, in their order; `progress(done, of)` is told after each.
+
+    Where no `pool` is given, processes are started for this call alone.
+    """
     outcomes: list[Outcome | None] = [cache.find(case) for case in cases]
     left = [index for index, outcome in enumerate(outcomes) if outcome is None]
     done = len(cases) - len(left)
     progress(done, len(cases))
-    for index, outcome in _played(cases, left, jobs):
+    for index, outcome in _played(cases, left, jobs, pool=pool):
         outcomes[index] = outcome
         cache.keep(cases[index], outcome)
         done += 1
@@ -100,16 +119,16 @@ def run_all(
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _played(cases: Sequence[Case], left: Sequence[int], jobs: int) -> Iterator[tuple[int, Outcome]]:
-    if jobs <= 1 or len(left) <= 1:
+def _played(
+    cases: Sequence[Case], left: Sequence[int], jobs: int, *, pool: Executor | None
+) -> Iterator[tuple[int, Outcome]]:
+    if jobs <= 1 or (pool is None and len(left) <= 1):
         for index in left:
             yield index, play(cases[index])
         return
-    # Fresh processes: nothing of this one, its threads included, is carried over.
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(left)), mp_context=fresh) as pool:
+    with nullcontext(pool) if pool is not None else fresh_pool(min(jobs, len(left))) as players:
         futures: dict[Future[Outcome], int] = {
-            pool.submit(play, cases[index]): index for index in left
+            players.submit(play, cases[index]): index for index in left
         }
         for future in as_completed(futures):
             yield futures[future], future.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -140,6 +140,16 @@ def fitted(config: Config, executors: Mapping[str, SimulatedSettings]) -> Config
 
 def play(case: Case) -> Outcome:
     """Run a case from beginning to end. Raises BadTrace, PolicyError."""
+    simulator = simulator_of(case)
+    simulator.run()
+    return reckon(simulator.journal, simulator.workload, simulator.tiers, ended_s=simulator.now)
+
+
+def simulator_of(case: Case, *, stopwatch: Callable[[], float] = lambda: 0.0) -> Simulator:
+    """A case that is ready to run; `stopwatch` (s) measures what its ticks cost.
+
+    Raises BadTrace, PolicyError.
+    """
     config, contender = case.config, case.contender
     tiers = {tier.name: tier for tier in config.tier_list()}
     groups = dict.fromkeys(case.executors, "default")
@@ -154,7 +164,7 @@ def play(case: Case) -> Outcome:
         control=_control(config.control, contender),
         listeners=(journal,),
         started=0.0,
-        stopwatch=lambda: 0.0,
+        stopwatch=stopwatch,
         tier_policies={} if contender.fifo else config.tier_policies(),
     )
     rules = Rules(
@@ -163,9 +173,7 @@ def play(case: Case) -> Outcome:
         expected_new_tokens=config.server.expected_new_tokens,
         leap=case.leap,
     )
-    simulator = Simulator(core, case.executors, tiers, workload, journal, rules, case.seed)
-    simulator.run()
-    return reckon(journal, workload, tiers, ended_s=simulator.now)
+    return Simulator(core, case.executors, tiers, workload, journal, rules, case.seed)
 
 
 def _workload(case: Case) -> Workload:

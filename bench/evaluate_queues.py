@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.campaign import Cache, cores, default_cache, run_all
-from bench.case import Case, Contender
+from bench.campaign import Cache, cores, default_cache
+from bench.case import Contender
+from bench.evaluate_progress import Runs
 from bench.evaluation import (
     OVERLOAD,
     REPORTED,
@@ -29,7 +28,6 @@ from bench.evaluation import (
     sides,
 )
 from bench.evaluation_text import Section, compared, flooded, interval, spliced, starved
-from bench.outcome import Outcome
 from controller.config import Config
 from controller.config_load import load as load_config
 
@@ -142,27 +140,6 @@ def _ratio_holds(one: Figures, fifo: Figures) -> tuple[bool, str]:
     return ratio is not None and ratio.mean >= RATIO_LEAST, words
 
 
-class Runs:
-    """Plays cases through the cache, counts them, and says on stderr how far it is."""
-
-    def __init__(self, cache: Cache, jobs: int) -> None:
-        self._cache = cache
-        self._jobs = jobs
-        self._begun = time.perf_counter()
-        self.count = 0
-
-    def __call__(self, cases: Sequence[Case]) -> list[Outcome]:
-        """Outcomes in the order of the cases."""
-        outcomes = run_all(cases, self._cache, jobs=self._jobs, progress=lambda done, of: None)
-        self.count += len(cases)
-        print(f"\r{self.count} runs, {self.lasted_s():.0f} s", end="", file=sys.stderr, flush=True)
-        return outcomes
-
-    def lasted_s(self) -> float:
-        """Seconds since the beginning."""
-        return time.perf_counter() - self._begun
-
-
 def main() -> None:
     """Print the tables, and write them into the page where that is asked."""
     parser = argparse.ArgumentParser(prog="bench.evaluate_queues", description=__doc__)
@@ -172,13 +149,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--no-cache", action="store_true", help="play everything again")
     args = parser.parse_args()
-    runs = Runs(Cache(None if args.no_cache else default_cache()), args.jobs)
     config = load_config(CONFIG, env={})
-    evaluation = Evaluation(runs, config, args.executor or ("E2", "E3"), args.stretch)
     told = []
-    for section in evaluation.sections():
-        told.append(section.markdown())
-        print(f"\n{told[-1]}\n", flush=True)
+    with Runs(Cache(None if args.no_cache else default_cache()), args.jobs) as runs:
+        evaluation = Evaluation(runs, config, args.executor or ("E2", "E3"), args.stretch)
+        for section in evaluation.sections():
+            told.append(section.markdown())
+            print(f"\n{told[-1]}\n", flush=True)
     spent = os.times()
     print(
         f"{runs.count} runs in {runs.lasted_s():.0f} s, {args.jobs} at once; CPU "

@@ -124,10 +124,11 @@ def reasons(figures: Figures, tier: str) -> str:
     return ", ".join(f"{why} {part:.1%}" for why, part in found if part >= 0.0005) or "nothing"
 
 
-def spliced(page: str, tables: str) -> str:
-    """The page with these tables between its marks. Raises ValueError where it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def spliced(page: str, tables: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
+    """The page with these tables between the marks. Raises ValueError where it has none."""
+    first, last = marks
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise ValueError(f"the page should have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+        raise ValueError(f"the page should have the lines {first} and {last}")
+    return f"{before}{first}\n\n{tables}\n\n{last}{after}"

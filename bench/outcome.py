@@ -5,6 +5,7 @@ Everything is measured from the intended arrival. A drop, a reject, a time-out i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -70,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `settling_s`: for each change of traffic, seconds until every 5 s window meets its targets for
     30 s, None: never before the next. `reversals_per_min` counts turns of B by over 10 %.
+    `met_by_phase`: how many of those that arrived between two changes met every target.
     """
 
     window_s: float
@@ -84,6 +86,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     settling_s: list[float | None]
     tiers: dict[str, TierOutcome]
     limits: list[Limit]
+    met_by_phase: list[int] = []
 
 
 def reckon(
@@ -124,7 +127,17 @@ def reckon(
             Limit(m.time_s, m.group, m.max_batch_size, m.max_batch_tokens, m.wait_timeout_s)
             for m in journal.moves
         ],
+        met_by_phase=_by_phase(counted, workload, tiers),
     )
+
+
+def _by_phase(fates: Sequence[Fate], workload: Workload, tiers: Mapping[str, Tier]) -> list[int]:
+    met = [0] * (len(workload.changes) + 1)
+    for fate in fates:
+        met[bisect_right(workload.changes, fate.arrival_s)] += (
+            verdict(fate, tiers[fate.tier]) == "met"
+        )
+    return met
 
 
 def verdict(fate: Fate, tier: Tier) -> str | None:

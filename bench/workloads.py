@@ -106,10 +106,13 @@ def _levels(
     scene: Scene, parts: Iterable[tuple[float, float, Lengths]], *, cv: float = 1.0
 ) -> list[Phase]:
     """Phases from (minutes, factor of the load, lengths)."""
+    parts = list(parts)
+    # Once for each: a day has 48 phases of the same lengths, and the sample behind a rate is large.
+    rates = {lengths: scene.rate(lengths) for lengths in {part[2] for part in parts}}
     return [
         Phase(
             minutes * MINUTE * scene.stretch,
-            factor * scene.rate(lengths),
+            factor * rates[lengths],
             scene.fit(lengths),
             cv,
             scene.tiers,
