@@ -23,7 +23,7 @@ _STALE = 64
 
 class Line:
     """The waiting requests of one client, by `rank`, then `place`. Those that left stay where they
-    stood until their turn comes: what waits here has `request.line is self`.
+    stood until their turn comes: what waits here has `request.line is self`, and its rank.
 
     A sorted list: nearly all come at its end and go from its front, and to go through it in order
     costs nothing, where a heap of ten thousand is sifted for each.
@@ -60,7 +60,7 @@ class Line:
             self._begin = 0
             if len(entries) > 2 * self.waiting + _STALE // 2:
                 # One that left and came back may stand here twice.
-                kept = dict.fromkeys(entry for entry in entries if entry[2].line is self)
+                kept = dict.fromkeys(entry for entry in entries if self._waits(entry))
                 self._entries = list(kept)
 
     def everybody(self) -> list[Request]:
@@ -76,8 +76,8 @@ class Line:
         """Who is next here."""
         entries, at = self._entries, self._begin
         while at < len(entries):
-            request = entries[at][2]
-            if request.line is self:
+            rank, _, request = entries[at]
+            if request.line is self and request.rank == rank:
                 self._begin = at
                 return request
             at += 1
@@ -87,12 +87,17 @@ class Line:
     def firsts(self, count: int) -> list[Request]:
         """The next `count`, in order, left where they are."""
         found: list[Request] = []
-        for _, _, request in islice(self._entries, self._begin, None):
+        for entry in islice(self._entries, self._begin, None):
             if len(found) == count:
                 break
-            if request.line is self and (not found or found[-1] is not request):
-                found.append(request)
+            if self._waits(entry) and (not found or found[-1] is not entry[2]):
+                found.append(entry[2])
         return found
+
+    def _waits(self, entry: tuple[float, int, Request]) -> bool:
+        """Whether an entry stands for somebody who waits here, and stands here no more than once
+        but for equal ones side by side: who left and came back may have another rank."""
+        return entry[2].line is self and entry[2].rank == entry[0]
 
 
 class Lines:

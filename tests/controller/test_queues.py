@@ -109,6 +109,17 @@ def test_only_those_that_have_not_begun_expire() -> None:
     assert line.expired(5.0) == [fresh]
 
 
+def test_who_was_given_up_went_and_came_back_stands_in_the_line_once() -> None:
+    line = queue()
+    a, b, c = request("a", 1.0), request("b", 2.5), request("c", 3.0)
+    wait(line, a, b, c)
+    line.give_up([c])
+    line.take(c)
+    # Its place is that of its arrival now, before the due time of the other.
+    line.put_back(c)
+    assert line.firsts(5) == [a, c, b]
+
+
 def test_those_beyond_their_target_are_late_while_they_wait() -> None:
     line = queue()
     a, b = request("a", 1.0), request("b", 1.5)
