@@ -19,6 +19,8 @@ VLLM = "vLLM 256, 2048"
 VLLM_FIFO = "vLLM 256, 2048, FIFO"
 # Parts of the tightest inter-token target that Pang's search aims at.
 AIMS = (0.7, 0.8, 0.9, 1.0)
+# What holds limits, and what needs to be told when to hold which.
+_NO_RULES = ("static", "schedule")
 _PANG = "bench.baseline_pang:Pang"
 # Each of the four on so many of the reported seeds; the best of them on all.
 _AIMS_SEEDS = REPORTED[:2]
@@ -75,8 +77,8 @@ def aims(queues: Side) -> list[Entry]:
 
 
 def others(cell: Cell, queues: Side) -> list[Entry]:
-    """Every other policy of the product that needs no parameters, on a few seeds."""
-    left = [name for name in TYPES if name not in (DEFAULT, "static", SEARCH)]
+    """Every other rule of the product, on a few seeds."""
+    left = [name for name in TYPES if name not in (DEFAULT, SEARCH, *_NO_RULES)]
     return [Entry(named(name, name), queues, cell.few()) for name in left if not problems(name, {})]
 
 

@@ -25,11 +25,14 @@ def step(
     """Tokens come every so many milliseconds, the target is 100."""
     told = seen(itl(ms / 1e3, state="room", target_s=0.1), queued=queued)
     (executor,), (tier,) = told.executors, told.tiers
+    executor = replace(
+        executor, running=running, mean_batch=float(running), mean_context=500.0, mean_prefill=0.0
+    )
     shape = Shape(64, 8192, 66_000, runs_to_completion=False, splits_prefill=True)
     return replace(
         told,
         interval_s=interval_s,
-        executors=(replace(executor, running=running, shape=shape),),
+        executors=(replace(executor, shape=shape),),
         tiers=(replace(tier, arrival_rate=1.0, passed=Passed(**passed)),),
     )
 
@@ -148,6 +151,13 @@ def test_pang_aims_the_search_at_a_part_of_each_inter_token_target(
     told = replace(told, tiers=(replace(told.tiers[0], verdicts=both),))
     Pang(Pang.Parameters(aim=0.8)).decide(told, LIMITS)
     assert Spy.targets == pytest.approx((0.08, 0.1))
+
+
+def test_pang_goes_down_at_a_low_aim_where_the_target_itself_is_kept() -> None:
+    def after(aim: float) -> int:
+        return size(build("bench.baseline_pang:Pang", {"aim": aim}).decide(step(80.0, 16), LIMITS))
+
+    assert after(0.5) < 16 <= after(1.0)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -19,7 +19,9 @@ from bench.evaluate_field import (
     ORACLE,
     PANG,
     STATIC,
+    aims,
     named,
+    others,
 )
 from bench.evaluate_pictures import draw
 from bench.evaluate_plots import tail
@@ -32,6 +34,7 @@ from bench.journal import Fate
 from bench.outcome import Outcome
 from bench.tick_cost import TickCost, tick_cost
 from bench.workloads import WORKLOADS
+from policies.registry import TYPES
 from tests.bench.test_evaluate_queues import CONFIGURED, Played, outcome, tier
 
 *_, QUEUES = sides(CONFIGURED)
@@ -214,6 +217,14 @@ def test_every_workload_is_in_and_ten_cells_are_for_the_rules_of_others() -> Non
     assert len(set(all_)) == len(all_)
     assert sum(map(is_of_the_ten, all_)) == 10
     assert not set(SEEDS) & set(REPORTED)
+
+
+def test_every_rule_of_the_product_competes() -> None:
+    entries = others(cells()[0], QUEUES)
+    assert {entry.name for entry in entries} | {DEFAULT, "static", "schedule", "sla_search"} == set(
+        TYPES
+    )
+    assert len(aims(QUEUES)) == 4
 
 
 def test_all_of_it_is_played_and_told() -> None:
