@@ -107,6 +107,8 @@ class TestWhoGoesAway:
         self, client: Client, task: asyncio.Task[Answer]
     ) -> None:
         cancelled = (await client.state())["requests"]["cancelled"]
+        # To ask for the count takes time, too, on a machine with other work.
+        asking = -await steps(client) + await steps(client)
         before = await steps(client)
         await gone(task)
         state = await client.until(
@@ -115,7 +117,7 @@ class TestWhoGoesAway:
         assert state["requests"]["cancelled"] == cancelled + 1
         assert state["executors"]["main"]["reserved_tokens"] == 0
         # The one that ran when it left, the one whose report tells, and one that began meanwhile.
-        assert await steps(client) - before <= 3
+        assert await steps(client) - before <= 3 + 2 * asking
 
 
 class TestWhoCannotBeServed:
