@@ -71,23 +71,23 @@ async def gone(task: asyncio.Task[Answer]) -> None:
 
 class TestWhoGoesAway:
     @pytest.mark.parametrize("stream", [True, False])
-    async def test_while_it_decodes_the_seat_is_free_within_a_step(
+    async def test_while_it_decodes_the_seat_is_free_within_a_few_steps(
         self, client: Client, stream: bool
     ) -> None:
         task = asyncio.create_task(client.ask(tokens=1000, stream=stream))
         await running(client)
         await until(lambda: steps(client), lambda count: count > 2, "tokens")
-        await self.leaves_its_seat_within_a_step(client, task)
+        await self.leaves_its_seat_soon(client, task)
 
     @pytest.mark.parametrize("stream", [True, False])
-    async def test_while_its_prompt_is_computed_the_seat_is_free_within_a_step(
+    async def test_while_its_prompt_is_computed_the_seat_is_free_within_a_few_steps(
         self, client: Client, stream: bool
     ) -> None:
         before = await steps(client)
         task = asyncio.create_task(client.ask("p" * PROMPT_TOKENS, stream=stream))
         await running(client)
         await until(lambda: steps(client), lambda count: count > before + 2, "chunks")
-        await self.leaves_its_seat_within_a_step(client, task)
+        await self.leaves_its_seat_soon(client, task)
 
     @pytest.mark.parametrize("stream", [True, False])
     async def test_while_it_waits_it_leaves_the_queue_at_once(
@@ -103,12 +103,8 @@ class TestWhoGoesAway:
         assert (await client.state())["requests"]["cancelled"] == cancelled + 1
         assert (await first).ended == "done"
 
-    async def leaves_its_seat_within_a_step(
-        self, client: Client, task: asyncio.Task[Answer]
-    ) -> None:
+    async def leaves_its_seat_soon(self, client: Client, task: asyncio.Task[Answer]) -> None:
         cancelled = (await client.state())["requests"]["cancelled"]
-        # To ask for the count takes time, too, on a machine with other work.
-        asking = -await steps(client) + await steps(client)
         before = await steps(client)
         await gone(task)
         state = await client.until(
@@ -116,8 +112,10 @@ class TestWhoGoesAway:
         )
         assert state["requests"]["cancelled"] == cancelled + 1
         assert state["executors"]["main"]["reserved_tokens"] == 0
-        # The one that ran when it left, the one whose report tells, and one that began meanwhile.
-        assert await steps(client) - before <= 3 + 2 * asking
+        # The one that ran when it left, the one whose report tells, one that began meanwhile; and
+        # asking for the count takes some, too, where other work shares the machine. To its end it
+        # would have been a hundred at least.
+        assert await steps(client) - before <= 10
 
 
 class TestWhoCannotBeServed:
