@@ -9,8 +9,9 @@ from itertools import pairwise
 from controller.config import Config
 from controller.config_control import OwnPolicyConfig, PolicyConfig
 from controller.config_executors import ContinuousExecutor
-from controller.config_tree import Path, Problem, dotted
+from controller.config_tree import Path, Problem, dotted, shortened
 from controller.units import format_duration, format_size
+from policies.registry import PolicyError, load
 from policies.registry import problems as policy_problems
 
 
@@ -269,10 +270,21 @@ def _policies(config: Config) -> Iterator[Problem]:
         *((("tiers", name, "policy"), own) for name, own in config.tier_policies().items()),
     ]
     for path, policy in named:
-        for within, message in policy_problems(policy.type, policy.parameters):
-            yield Problem((*path, "parameters", *within) if within else path, message)
+        wrong = policy_problems(policy.type, policy.parameters)
+        # What is wrong as a whole is the type where there is none of it, else the parameters.
+        whole = ("parameters",) if not wrong or _is_known(policy.type) else ("type",)
+        for within, message in wrong:
+            yield Problem((*path, "parameters", *within) if within else (*path, *whole), message)
     for _, message in policy_problems(control.fallback, {}):
         yield Problem(("control", "fallback"), message)
+
+
+def _is_known(policy_type: str) -> bool:
+    try:
+        load(policy_type)
+    except PolicyError:
+        return False
+    return True
 
 
 def _repeated(what: str, values: Iterable[tuple[Path, Hashable]]) -> Iterator[Problem]:
@@ -286,4 +298,4 @@ def _repeated(what: str, values: Iterable[tuple[Path, Hashable]]) -> Iterator[Pr
 
 
 def _shown(name: str, value: float) -> str:
-    return format_duration(value) if name == "wait_timeout" else str(value)
+    return format_duration(value) if name == "wait_timeout" else shortened(str(value))

@@ -13,8 +13,19 @@ from pydantic import ValidationError
 
 from controller.config import Config
 from controller.config_checks import cross_check
-from controller.config_messages import explain
-from controller.config_tree import Path, Place, Problem, Tree, dotted, overlay, read_yaml, step
+from controller.config_messages import explain, written_path
+from controller.config_tree import (
+    MOST_TOLD,
+    Path,
+    Place,
+    Problem,
+    Tree,
+    dotted,
+    listed,
+    overlay,
+    read_yaml,
+    step,
+)
 from controller.errors import ConfigError
 
 PREFIX = "HEADWAY__"
@@ -64,7 +75,7 @@ class Source:
             for p in sorted(problems, key=lambda p: tree.place(p.path))
         ]
         if wrong or config is None:
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError(listed(wrong))
         return Loaded(config, tree)
 
 
@@ -144,13 +155,13 @@ def check(tree: Tree) -> tuple[Config | None, list[Problem]]:
     Values that are wrong by themselves are set aside for the defaults, so that contradictions
     between the others are found in the same pass.
     """
-    config, problems = _validate(tree.root)
+    config, problems = _validate(tree)
     if config is not None:
         found = cross_check(config)
         return (None if found else config), found
     for problem in problems:
         tree.drop(problem.path)
-    config, _ = _validate(tree.root)
+    config, _ = _validate(tree)
     if config is not None:
         dropped = [problem.path for problem in problems]
         problems += [p for p in cross_check(config) if not _touches(p, dropped)]
@@ -166,8 +177,12 @@ def _touches(problem: Problem, paths: list[Path]) -> bool:
     )
 
 
-def _validate(root: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
+def _validate(tree: Tree) -> tuple[Config | None, list[Problem]]:
+    root = tree.root
     try:
         return Config.model_validate(root, context={"written": True}), []
     except ValidationError as error:
-        return None, [explain(detail, root) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+    details.sort(key=lambda detail: tree.place(written_path(detail, root)))
+    # Which key was meant takes long to find out, and nobody reads it of thousands.
+    return None, [explain(d, root, hint=i < MOST_TOLD) for i, d in enumerate(details)]

@@ -9,14 +9,17 @@ from pydantic_core import ErrorDetails
 
 from controller.config import Config
 from controller.config_keys import all_paths, sections_at
-from controller.config_tree import Path, Problem, dotted, step
+from controller.config_tree import Path, Problem, dotted, shortened, step
 
 
-def explain(detail: ErrorDetails, root: dict[str, Any]) -> Problem:
-    """One refusal of pydantic as a problem of what was written in `root`."""
-    path, kind = _written_path(detail, root), detail["type"]
+def explain(detail: ErrorDetails, root: dict[str, Any], *, hint: bool = True) -> Problem:
+    """One refusal of pydantic as a problem of what was written in `root`.
+
+    `hint`: say of an unknown key which one may have been meant.
+    """
+    path, kind = written_path(detail, root), detail["type"]
     if kind == "extra_forbidden":
-        return Problem(path, f"unknown key; {_hint(detail['loc'])}")
+        return Problem(path, f"unknown key; {_hint(detail['loc'])}" if hint else "unknown key")
     if kind in ("missing", "union_tag_not_found"):
         if kind == "union_tag_not_found":
             path = (*path, "kind")
@@ -35,11 +38,10 @@ def _shown(path: Path, value: Any) -> str:
     """A value for a message, short, and never what may be a secret in the wrong place."""
     if path and "sha256" in str(path[-1]):
         return "what is not shown here"
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened("nothing" if value is None else repr(value))
 
 
-def _written_path(detail: ErrorDetails, root: dict[str, Any]) -> Path:
+def written_path(detail: ErrorDetails, root: dict[str, Any]) -> Path:
     """The location of an error without what pydantic adds to it (tags of unions, `[key]`)."""
     path: list[str | int] = []
     here: Any = root

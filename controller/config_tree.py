@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,17 @@ from controller.errors import ConfigError
 
 Path = tuple[str | int, ...]
 Place = tuple[str, int]  # what it was written in, and the line there (0: it has no lines)
+
+# Far above what any configuration needs, and built in well under a second.
+MOST_VALUES = 100_000
+DEEPEST = 100
+_TOO_DEEP = f"mappings and lists are nested more than {DEEPEST} deep"
+# A whole number that is longer is beyond every float too, and cannot be compared with one.
+LONGEST_BITS = 1023
+_TOO_LONG = "a number has 308 digits at most"
+# Whoever has more problems has one: the wrong file.
+MOST_TOLD = 20
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +80,85 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(str(part) for part in path)
 
 
+def listed(problems: Sequence[str]) -> str:
+    """Problems one a line, the first of them where they are many."""
+    rest = len(problems) - MOST_TOLD
+    return "\n".join([*problems[:MOST_TOLD], *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def shortened(text: str) -> str:
+    """Text for a message, its beginning where it is long."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
 def read_yaml(text: str, *, name: str) -> Tree:
     """Parse YAML text; places are `name:line`. Raises ConfigError with line and column.
 
     Keys that stand twice in one mapping are refused: YAML's loaders keep the last in silence.
     """
-    loader = yaml.SafeLoader(text)
+    tree = Tree(origin=name)
+    root = _read(text, tree.places, name)
+    if root is not None and not isinstance(root, dict):
+        raise ConfigError(f"{name}: should be a mapping of sections such as `server:`")
+    tree.root = root or {}
+    return tree
+
+
+def _read(text: str, places: dict[Path, Place], name: str) -> Any:
+    """The plain value of YAML text; None where it holds nothing."""
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        tree = Tree(origin=name)
         if node is None:
-            return tree
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{name}: should be a mapping of sections such as `server:`")
-        reader = _Reader(loader, tree.places, name)
-        tree.root = reader.read(node, ())
+            return None
+        _Measure(name).take(node)
+        reader = _Reader(loader, places, name)
+        value = reader.read(node, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {error.problem}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{name}: an alias (`*name`) stands inside its own anchor") from error
     except yaml.reader.ReaderError as error:
-        raise ConfigError(f"{name}: not valid YAML: {error.reason}") from error
-    finally:
-        loader.dispose()
+        before = text[: error.position].split("\n")
+        told = f"the character U+{ord(text[error.position]):04X} is not allowed"
+        raise ConfigError(
+            f"{name}:{len(before)}:{len(before[-1]) + 1}: not valid YAML: {told}"
+        ) from error
+    # The parser itself goes one call deeper for each level.
+    except RecursionError as error:
+        raise ConfigError(f"{name}: {_TOO_DEEP}") from error
     if reader.wrong:
-        raise ConfigError("\n".join(reader.wrong))
-    return tree
+        raise ConfigError(listed(reader.wrong))
+    return value
+
+
+class _Measure:
+    """Refuses what is too deep or too much before it is built: aliases multiply what they name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._count = 0
+        self._around: list[yaml.Node] = []
+
+    def take(self, node: yaml.Node) -> None:
+        """Count a node with all that is in it. Raises ConfigError."""
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise self._refusal(node, f"holds more than {MOST_VALUES} values, aliases written out")
+        if isinstance(node, yaml.ScalarNode):
+            return
+        if any(one is node for one in self._around):
+            raise self._refusal(node, "an alias (`*name`) stands inside its own anchor")
+        if len(self._around) == DEEPEST:
+            raise self._refusal(node, _TOO_DEEP)
+        self._around.append(node)
+        for item in node.value:
+            for inner in item if isinstance(item, tuple) else (item,):
+                self.take(inner)
+        self._around.pop()
+
+    def _refusal(self, node: yaml.Node, told: str) -> ConfigError:
+        return ConfigError(f"{self._name}:{node.start_mark.line + 1}: {told}")
 
 
 class _Reader:
@@ -115,7 +177,17 @@ class _Reader:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._loader.construct_object(node)
+        try:
+            value = self._loader.construct_object(node)
+            if not isinstance(value, int) or value.bit_length() <= LONGEST_BITS:
+                return value
+            why = _TOO_LONG
+        # What looks like a date or a number, and is none, or has too many digits for Python.
+        except ValueError as error:
+            why = _TOO_LONG if len(node.value) > LONGEST_BITS else str(error)
+        line, told = node.start_mark.line + 1, f"{why}; given {shortened(node.value)}"
+        self.wrong.append(": ".join([f"{self._name}:{line}", *filter(None, [dotted(path)]), told]))
+        return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         seen: dict[str, int] = {}
@@ -143,10 +215,7 @@ def overlay(tree: Tree, path: Path, text: str, *, place: str, defaults: Mapping[
     A mapping or list that the tree does not have yet is taken from `defaults` whole, so that a
     change to one tier leaves the others. Raises ConfigError when the path leads nowhere.
     """
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: {dotted(path)}: not valid YAML: {text!r}") from error
+    value = _read(text, {}, f"{place}: {dotted(path)}")
     here: Any = tree.root
     spare: Any = defaults
     for depth, key in enumerate(path[:-1]):

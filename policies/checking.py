@@ -10,19 +10,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from policies.parameters import Path, Problem, Refused, keys, nested, optional
 
+# Whoever has more problems has one; which parameter was meant takes long to find out.
+MOST_TOLD = 20
+_LONGEST_SHOWN = 60
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text, in quotes"}
 
 
 def check(parameters: type[Any], given: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with values for a `Parameters` dataclass, as pairs of path and message.
 
-    The path is empty where it is the values together that are refused.
+    The path is empty where it is the values together that are refused. Of many problems the first
+    are told and the rest counted.
     """
     known, hints = keys(parameters), get_type_hints(parameters)
     wrong: list[Problem] = []
     for key, value in given.items():
         if key not in known:
-            near = get_close_matches(str(key), known, n=1)
+            near = get_close_matches(str(key), known, n=1) if len(wrong) < MOST_TOLD else []
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
             wrong.append(((key,), f"unknown parameter; {hint}"))
         else:
@@ -38,7 +42,8 @@ def check(parameters: type[Any], given: Mapping[str, Any]) -> list[Problem]:
             wrong += error.problems
         except (TypeError, ValueError) as error:
             wrong.append(((), str(error)))
-    return wrong
+    rest = len(wrong) - MOST_TOLD
+    return wrong if rest <= 0 else [*wrong[:MOST_TOLD], ((), f"and {rest} more")]
 
 
 def make(parameters: type[Any], given: Mapping[str, Any]) -> Any:
@@ -71,7 +76,7 @@ def _refusals(value: Any, hint: Any, field: dataclasses.Field[Any]) -> Iterator[
             yield from _refusals(value, inner, field)
     elif get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            yield here, f"should be a list; given {value!r}"
+            yield here, f"should be a list; given {_shown(value)}"
             return
         for index, item in enumerate(value):
             yield from _within(index, _refusals(item, get_args(hint)[0], field))
@@ -79,21 +84,25 @@ def _refusals(value: Any, hint: Any, field: dataclasses.Field[Any]) -> Iterator[
         if isinstance(value, Mapping):
             yield from check(within, value)
         elif not isinstance(value, within):
-            yield here, f"should be a mapping with {', '.join(keys(within))}; given {value!r}"
+            yield here, f"should be a mapping with {', '.join(keys(within))}; given {_shown(value)}"
     elif get_origin(hint) is Literal:
         if value not in get_args(hint):
-            yield here, f"should be one of {', '.join(get_args(hint))}; given {value!r}"
+            yield here, f"should be one of {', '.join(get_args(hint))}; given {_shown(value)}"
     elif get_origin(hint) is Mapping:
         if not isinstance(value, Mapping):
-            yield here, f"should be a mapping; given {value!r}"
+            yield here, f"should be a mapping; given {_shown(value)}"
     elif message := _refusal(value, hint, field.metadata):
-        yield here, f"should be {message}; given {value!r}"
+        yield here, f"should be {message}; given {_shown(value)}"
 
 
 def _refusal(value: Any, wanted: Any, about: Mapping[str, Any]) -> str | None:
     """What a plain value should have been; None when it is right."""
-    if wanted is float and type(value) is int:
-        value = float(value)
+    if wanted in (int, float) and type(value) is int:
+        try:
+            number = float(value)
+        except OverflowError:
+            return "a number of 308 digits at most"
+        value = number if wanted is float else value
     if wanted in _PLAIN and type(value) is not wanted:
         return _PLAIN[wanted]
     if wanted not in (int, float):
@@ -104,3 +113,13 @@ def _refusal(value: Any, wanted: Any, about: Mapping[str, Any]) -> str | None:
         return None
     bounds = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (high < math.inf)
     return " and ".join(bounds) or "finite"
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, its beginning where it is long."""
+    try:
+        text = repr(value)
+    # Python does not write down whole numbers of thousands of digits.
+    except ValueError:
+        text = hex(value) if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."

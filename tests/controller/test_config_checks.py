@@ -157,11 +157,12 @@ def test_the_defaults_contradict_nothing() -> None:
         ),
         (
             {"control": {"policy": {"type": "amid"}}},
-            "control.policy: unknown policy 'amid'; did you mean aimd? (your own: module:Class)",
+            "control.policy.type: unknown policy 'amid'; did you mean aimd? (your own: "
+            "module:Class)",
         ),
         (
             {"control": {"policy": {"type": "threshold", "parameters": {"queue_low": 2}}}},
-            "control.policy: queue_low 2 should be below queue_high 1",
+            "control.policy.parameters: queue_low 2 should be below queue_high 1",
         ),
         (
             {"control": {"fallback": "statics"}},

@@ -193,7 +193,7 @@ def test_what_is_no_yaml_is_refused_with_line_and_column(write: Write) -> None:
 
 def test_an_alias_inside_its_own_anchor_is_refused(write: Write) -> None:
     assert refusal(write("server: &here {host: *here}\n")) == [
-        "mine.yaml: an alias (`*name`) stands inside its own anchor"
+        "mine.yaml:1: an alias (`*name`) stands inside its own anchor"
     ]
 
 
@@ -218,7 +218,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_flag_that_leads_nowhere_is_named() -> None:
     assert refusal(None, flags={"executors.1.model": "x", "server.port": "[1"}) == [
         "flag executors.1.model: executors.1.model: there is no such list item",
-        "flag server.port: server.port: not valid YAML: '[1'",
+        "flag server.port: server.port:1:3: not valid YAML: expected ',' or ']', but got "
+        "'<stream end>'",
     ]
 
 
@@ -237,4 +238,23 @@ def test_an_unknown_policy_parameter_names_its_line(write: Write) -> None:
     text = "control:\n  policy:\n    type: aimd\n    parameters:\n      backof: 0.9\n"
     assert refusal(write(text)) == [
         "mine.yaml:5: control.policy.parameters.backof: unknown parameter; did you mean backoff?"
+    ]
+
+
+def test_an_unknown_policy_type_is_told_where_the_type_was_written(write: Write) -> None:
+    path = write("control:\n  policy:\n    type: amid\n")
+    told = "control.policy.type: unknown policy {!r}; {} (your own: module:Class)"
+    assert refusal(path) == [f"mine.yaml:3: {told.format('amid', 'did you mean aimd?')}"]
+    name = "HEADWAY__CONTROL__POLICY__TYPE"
+    assert refusal(path, env={name: "stattic"}) == [
+        f"environment {name}: {told.format('stattic', 'did you mean static?')}"
+    ]
+
+
+def test_parameters_that_contradict_each_other_are_told_where_they_were_written(
+    write: Write,
+) -> None:
+    text = "control:\n  policy:\n    type: threshold\n    parameters: {queue_low: 2}\n"
+    assert refusal(write(text)) == [
+        "mine.yaml:4: control.policy.parameters: queue_low 2 should be below queue_high 1"
     ]

@@ -135,6 +135,24 @@ def test_what_is_not_finite_is_no_parameter(value: float) -> None:
     assert message.startswith("should be at least 1; given")
 
 
+@pytest.mark.parametrize("name", ["queue_high", "up_ticks"])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(10**400, "1" + "0" * 56), (-(10**400), "-1" + "0" * 55), (16**5000, "0x1" + "0" * 54)],
+    ids=["401-digits", "negative", "6021-digits"],
+)
+def test_a_number_of_endless_digits_is_no_parameter(name: str, value: int, shown: str) -> None:
+    assert problems("threshold", {name: value}) == [
+        ((name,), f"should be a number of 308 digits at most; given {shown}...")
+    ]
+
+
+def test_of_thousands_of_unknown_parameters_the_first_are_told_and_the_rest_counted() -> None:
+    told = problems("aimd", {f"backoff{n}": 1 for n in range(20_000)})
+    assert told[19] == (("backoff19",), "unknown parameter; did you mean backoff?")
+    assert told[20:] == [((), "and 19980 more")]
+
+
 def test_a_parameter_without_default_is_required() -> None:
     assert problems(MINE, {}) == [(("size",), "is required")]
 
