@@ -207,14 +207,19 @@ class Guard:
         return least[name]
 
 
+def is_limit(value: object) -> bool:
+    """Whether a proposed value is a number that can be a limit at all, in whatever envelope."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Beyond the floats a whole number cannot even be compared with a bound or shown.
+    return number and 0 <= value <= sys.float_info.max  # type: ignore[operator]  # it is a number
+
+
 def _finite(proposed: Limits, current: Limits, notes: list[GuardNote]) -> Limits:
     """The proposal, with what is no number replaced by what is in force."""
     values: dict[LimitName, float] = {}
     for name in NAMES:
         value = getattr(proposed, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        # Beyond the floats a whole number cannot even be compared with a bound or shown.
-        if not number or not 0 <= value <= sys.float_info.max:
+        if not is_limit(value):
             notes.append(GuardNote(name, Code.INVALID, f"{value!r} is no limit"))
             value = getattr(current, name)
         values[name] = value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.asking import Answer, AnswerState, Named
+from controller.guard import NAMES, is_limit
 from policies.contract import Limits, Proposal
 from policies.registry import PolicyError, build
 
@@ -37,8 +38,9 @@ class Succession:
 
     A policy that raises `MAX_FAILURES` times in a row, or does not answer at all, gives way to the
     last good one, or to the fallback where there is none; and the fallback, should that fail as
-    well, to `static`. A policy is good once it has answered `GOOD_ANSWERS` times. `refusal` says
-    why a policy cannot be asked any more.
+    well, to `static`. An answer with what is no limit in it (NaN, infinite, negative) counts as a
+    failure too, though the guard makes do with the first ones. A policy is good once it has
+    answered `GOOD_ANSWERS` times with limits. `refusal` says why a policy cannot be asked any more.
     """
 
     def __init__(
@@ -83,16 +85,31 @@ class Succession:
         asked, news = self.policy.name, self._news
         self._news = ""
         if answer.proposal is not None:
+            if wrong := _no_limit(answer.proposal.limits):
+                return self._absurd(answer, answer.proposal, wrong, limits=limits, news=news)
             self._failures = 0
             self._answers += 1
             self._good = self._good or self._answers >= GOOD_ANSWERS
-            late = f" (asked {answer.waited_s:.2f} s ago)" if answer.waited_s else ""
-            told = f"{news}{answer.proposal.reason}{late}"
-            return Settled(asked, Proposal(answer.proposal.limits, told), answer.state)
+            return self._heard(answer, answer.proposal, news)
         if answer.state == "slow":
             told = f"{news}policy '{asked}' slow: no answer for {answer.waited_s:.2f} s"
             return Settled(asked, Proposal(limits, f"{told}: the limits stay"), answer.state)
         return self._failed(answer, limits, news)
+
+    def _heard(self, answer: Answer, proposal: Proposal, news: str) -> Settled:
+        late = f" (asked {answer.waited_s:.2f} s ago)" if answer.waited_s else ""
+        told = f"{news}{proposal.reason}{late}"
+        return Settled(self.policy.name, Proposal(proposal.limits, told), answer.state)
+
+    def _absurd(
+        self, answer: Answer, proposal: Proposal, wrong: str, *, limits: Limits, news: str
+    ) -> Settled:
+        """An answer that holds what is no limit: the guard puts it right, and it is a failure of
+        which only the last of too many is one of the tick."""
+        if self._failures + 1 < MAX_FAILURES:
+            self._failures += 1
+            return self._heard(answer, proposal, news)
+        return self._failed(replace(answer, state="failed", told=wrong), limits, news)
 
     def _failed(self, answer: Answer, limits: Limits, news: str) -> Settled:
         asked, error = self.policy.name, answer.told
@@ -126,6 +143,13 @@ class Succession:
     def _begin(self, policy: Named) -> None:
         self.policy, self._good = policy, False
         self._failures = self._answers = 0
+
+
+def _no_limit(limits: Limits) -> str:
+    """Which proposed values are none that the guard can judge; nothing where all can be."""
+    values = {name: getattr(limits, name) for name in NAMES}
+    absurd = [f"{name} {value!r}" for name, value in values.items() if not is_limit(value)]
+    return f"answered what is no limit: {', '.join(absurd)}" if absurd else ""
 
 
 def _fresh(named: Named) -> Named:

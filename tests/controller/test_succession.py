@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 import pytest
 
@@ -119,6 +121,51 @@ class Holding:
     def decide(self, signals: Signals, limits: Limits) -> Proposal:
         self.held = self.held or limits
         return Proposal(self.held, "held")
+
+
+def nan(signals: Signals, limits: Limits) -> Proposal:
+    return Proposal(replace(limits, wait_timeout_s=math.nan), "nothing learnt")
+
+
+class TestAnswersThatAreNoLimits:
+    def test_the_first_ones_cost_a_reason_code_and_the_third_in_a_row_the_policy(self) -> None:
+        rig = Rig.build(nan)
+        ticks(rig, 2)
+        assert (rig.last.code, rig.last.error, rig.last.successor) == ("held_back", "", "")
+        assert rig.last.sentence() == "no change: nothing learnt (W invalid: nan is no limit)"
+        ticks(rig, 1)
+        assert (rig.last.state, rig.last.successor) == ("failed", "static")
+        assert rig.last.error == "answered what is no limit: wait_timeout_s nan"
+        assert rig.last.reason == (
+            "policy 'scripted' failed 3 times in a row "
+            "(answered what is no limit: wait_timeout_s nan): 'static' takes over"
+        )
+
+    def test_they_are_counted_together_with_what_is_raised(self) -> None:
+        rules = iter([nan, broken, nan])
+        rig = Rig.build(lambda signals, limits: next(rules)(signals, limits))
+        ticks(rig, 3)
+        assert rig.last.successor == "static"
+
+    def test_a_good_answer_in_between_begins_the_count_anew(self) -> None:
+        rules = iter([nan, nan, stay, nan, nan])
+        rig = Rig.build(lambda signals, limits: next(rules)(signals, limits))
+        ticks(rig, 5)
+        assert (rig.last.successor, rig.loop.policy.name) == ("", "scripted")
+
+    def test_they_do_not_count_towards_a_policy_to_come_back_to(self) -> None:
+        turns = cycle([stay, nan])
+        rig = Rig.build(lambda signals, limits: next(turns)(signals, limits))
+        ticks(rig, 2 * GOOD_ANSWERS - 2)
+        rig.loop.switch(named("new"))
+        assert rig.loop.succession.last_good is None
+
+    def test_good_answers_among_them_count(self) -> None:
+        turns = cycle([stay, nan])
+        rig = Rig.build(lambda signals, limits: next(turns)(signals, limits))
+        ticks(rig, 2 * GOOD_ANSWERS)
+        rig.loop.switch(named("new"))
+        assert rig.loop.succession.last_good is not None
 
 
 class TestRollBack:
