@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from controller.showing import shown
 from policies.contract import Limits, Policy, Proposal, Signals, TierLimits
+from policies.registry import TYPES
 
 AnswerState = Literal["answered", "failed", "slow", "hung"]
 
@@ -76,22 +78,49 @@ class InlineAsker:
 
 
 def answer_to(question: Question) -> Answer:
-    """What a policy answers; whatever it raises is an answer too."""
+    """What a policy answers; whatever it raises is an answer too.
+
+    Other people's code sees copies. Headway's own is tested to leave alone what it is shown.
+    """
+    signals, limits = question.signals, question.limits
     try:
-        decided = question.named.policy.decide(question.signals, question.limits)
+        if not is_own(question.named):
+            signals, limits = shown(signals), shown(limits)
+        decided = question.named.policy.decide(signals, limits)
         return Answer("answered", _checked(decided))
     # Whatever it is, `sys.exit()` too: a policy costs one tick, never the loop.
     except (Exception, SystemExit) as error:
         return Answer("failed", told=_words(error))
 
 
+def is_own(named: Named) -> bool:
+    """Whether a policy runs Headway's own code only: a type of the table with numbers for
+    parameters. A text or a mapping may name another policy, of anybody's."""
+    return named.name in TYPES and all(
+        isinstance(value, int | float) for value in named.parameters.values()
+    )
+
+
+def one_line(text: str) -> str:
+    """Somebody else's words on one line of at most `LONGEST_REASON` characters, without what a
+    terminal or a log would take for more than text."""
+    if len(text) <= LONGEST_REASON and text.isprintable():
+        return text
+    # More than is kept: blanks in a row become one.
+    begun = text[: 4 * LONGEST_REASON]
+    line = " ".join("".join(c if c.isprintable() else " " for c in begun).split())
+    if len(line) <= LONGEST_REASON and len(begun) == len(text):
+        return line
+    return f"{line[: LONGEST_REASON - 3]}..."
+
+
 def _words(error: BaseException) -> str:
     name = type(error).__name__
     try:
-        return _short(f"{name}: {error}")
+        return one_line(f"{name}: {error}")
     # Somebody else's class puts it into words, or does not.
     except Exception:
-        return name
+        return one_line(name)
 
 
 def _checked(answer: object) -> Proposal:
@@ -108,7 +137,7 @@ def _checked(answer: object) -> Proposal:
         wait_timeout_s=_number("Limits.wait_timeout_s", limits.wait_timeout_s),
         tiers=MappingProxyType({name: _tier(name, t) for name, t in limits.tiers.items()}),
     )
-    return Proposal(plain, _short(str(answer.reason)))
+    return Proposal(plain, one_line(str(answer.reason)))
 
 
 def _tier(name: str, tier: object) -> TierLimits:
@@ -133,7 +162,3 @@ def _number(name: str, value: object) -> float:
     if abs(value) <= _LARGEST:
         return int(value)
     return math.inf if value > 0 else -math.inf
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."

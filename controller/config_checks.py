@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import pairwise
 
+from controller.asking import one_line
 from controller.config import Config
 from controller.config_control import OwnPolicyConfig, PolicyConfig
 from controller.config_executors import ContinuousExecutor
@@ -274,7 +275,9 @@ def _policies(config: Config) -> Iterator[Problem]:
         # What is wrong as a whole is the type where there is none of it, else the parameters.
         whole = ("parameters",) if not wrong or _is_known(policy.type) else ("type",)
         for within, message in wrong:
-            yield Problem((*path, "parameters", *within) if within else (*path, *whole), message)
+            yield Problem(
+                (*path, "parameters", *within) if within else (*path, *whole), one_line(message)
+            )
     for _, message in policy_problems(control.fallback, {}):
         yield Problem(("control", "fallback"), message)
 

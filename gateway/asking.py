@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from controller.asking import Answer, Named, Question, answer_to
+from controller.asking import Answer, Named, Question, answer_to, is_own
 from policies.contract import Policy
-from policies.registry import TYPES
 
 # Whoever answers within this decides in the same tick. The event loop waits so long at most, once
 # for all questions of a tick: shorter than a token of any stream.
@@ -152,14 +151,6 @@ class ThreadAsker:
     def _give_up(self, key: int) -> None:
         posed, thread = self._open.pop(key)
         self._abandoned.add(posed.question.named.policy, thread)
-
-
-def is_own(named: Named) -> bool:
-    """Whether a policy runs Headway's own code only: a type of the table with numbers for
-    parameters. A text or a mapping may name another policy, of anybody's."""
-    return named.name in TYPES and all(
-        isinstance(value, int | float) for value in named.parameters.values()
-    )
 
 
 async def aside(call: Callable[[], T], *, timeout_s: float) -> T:

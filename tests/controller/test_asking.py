@@ -9,7 +9,7 @@ import pytest
 
 from controller.asking import LONGEST_REASON, Answer, InlineAsker, Named, Question
 from controller.gates import Code
-from policies.contract import Limits, Proposal, Signals
+from policies.contract import Limits, Proposal, Signals, TierLimits
 from tests.controller.loop_rig import Decide, Rig, Scripted, broken, stay
 
 LIMITS = Limits(16, 1024, 0.005)
@@ -82,3 +82,48 @@ def test_a_number_too_long_to_be_written_down_is_no_limit_either() -> None:
     rig = Rig.build(wants(max_batch_size=10**5000))
     rig.tick()
     assert rig.last.sentence() == "no change: because (B invalid: inf is no limit)"
+
+
+def test_a_reason_becomes_one_line_without_control_characters() -> None:
+    said = "B 4\n\tto\x1b[31m 5\r\x00,\u2028for  room\ud800\n"
+    proposal = answer(lambda _, limits: Proposal(limits, said)).proposal
+    assert proposal is not None
+    assert proposal.reason == "B 4 to [31m 5 , for room"
+
+
+def test_an_error_becomes_one_line_of_bounded_length() -> None:
+    def rule(signals: Signals, limits: Limits) -> Proposal:
+        raise RuntimeError("first\nsecond \x1b" + "x" * 10_000)
+
+    told = answer(rule).told
+    assert told.startswith("RuntimeError: first second x")
+    assert (len(told), told[-3:], told.isprintable()) == (LONGEST_REASON, "...", True)
+
+
+def rewrite(signals: Signals, limits: Limits) -> Proposal:
+    """Puts its limits in force by itself, makes growth look due, and rewrites history."""
+    object.__setattr__(limits, "max_batch_size", 999)
+    for executor in signals.executors:
+        object.__setattr__(executor, "size_bound", 1.0)
+    for tier in signals.tiers:
+        object.__setattr__(tier.passed, "goodput", 1e9)
+    for own in limits.tiers.values():
+        object.__setattr__(own, "max_seats", 999)
+    if signals.last is not None:
+        object.__setattr__(signals.last.applied, "max_batch_size", 999)
+    return Proposal(limits, "mine")
+
+
+def test_a_policy_that_writes_into_what_it_is_shown_changes_nothing_but_its_copy() -> None:
+    calm, wild = Rig.build(size=4), Rig.build(rewrite, size=4)
+    for rig in (calm, wild):
+        limits = rig.loop.limits
+        rig.loop.begin_again(replace(limits, tiers={"paid": TierLimits(max_seats=2)}))
+        rig.tick()
+        rig.tick()
+    first, second = wild.loop.decisions
+    assert [d.before.max_batch_size for d in (first, second)] == [4, 4]
+    assert [d.after.max_batch_size for d in (first, second)] == [4, 4]
+    assert first.before.tiers["paid"].max_seats == 2
+    assert first.applied.applied.max_batch_size == 4
+    assert first.signals == calm.loop.decisions[0].signals

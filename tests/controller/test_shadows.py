@@ -24,7 +24,7 @@ def test_it_is_asked_the_very_same_as_the_policy_in_force_and_nothing_of_it_is_a
     rig.tick()
     shadow = rig.loop.shadows.by_label["two"].policy
     assert isinstance(shadow, Scripted)
-    assert shadow.seen[0] is rig.policy.seen[0]
+    assert shadow.seen[0] == rig.policy.seen[0]
     assert rig.last.shadows == (Shadowed("two", Limits(2, 8192, 0.0), "to 2", differs=True),)
     assert rig.loop.limits.max_batch_size == 3
 

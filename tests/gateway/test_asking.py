@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from controller.asking import Answer, Named, Question
-from gateway.asking import MAX_ABANDONED, Abandoned, ThreadAsker, aside, is_own
+from controller.asking import Answer, Named, Question, is_own
+from gateway.asking import MAX_ABANDONED, Abandoned, ThreadAsker, aside
 from policies.contract import Limits, Proposal, Signals
 from tests.gateway.blocked import PATIENCE_S, Blocked
 
