@@ -16,6 +16,7 @@ from typing import Any
 from policies.conformance_inputs import sequence
 from policies.contract import ExecutorSignals, Limits, Policy, Proposal, Signals, TierSignals
 from policies.parameters import describe, told
+from policies.promptness import Watch
 from policies.registry import PolicyError, build, load, problems
 
 BUILDS = "is built with its parameters"
@@ -29,12 +30,19 @@ SHARES_NOTHING = "shares nothing with another of its kind"
 EMPTY = "leaves the limits alone where nothing was seen"
 NO_GROWTH = "does not grow the batch size while it is seldom reached"
 NO_CREEP = "does not creep up without load"
+IN_TIME = "answers in time"
 
 SEEDS = range(60)
 # Of the steps: well below what any sensible rule, and the guard, call binding.
 SELDOM = 0.1
 # Enough for a counter or a fraction to add up to a move.
 LONG = 200
+# Seconds. A daemon gives up sooner (`control.decide_timeout`); a machine under test is busy.
+ANSWER_S = 5.0
+# A module that brings a framework along takes its time to be imported.
+BUILT_S = 60.0
+# Thousands of answers that take microseconds each.
+CHECK_S = 120.0
 
 Make = Callable[[], Policy]
 Asked = list[tuple[Signals, Limits]]
@@ -50,40 +58,80 @@ class Result:
     detail: str = ""
 
 
-def run(name: str, parameters: Mapping[str, Any], *, seeds: Iterable[int] = SEEDS) -> list[Result]:
+def run(
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    seeds: Iterable[int] = SEEDS,
+    answer_s: float = ANSWER_S,
+) -> list[Result]:
     """Every check on a policy of this type (or `module:Class`) with these parameters.
 
-    One that cannot be built has one result.
+    One that cannot be built has one result. One that takes longer than `answer_s` seconds for an
+    answer is given up: it has the results of the checks before that, and the one that says so.
     """
-    try:
-        made = load(name)
-        wrong = problems(name, parameters)
-    except PolicyError as error:
-        return [Result(BUILDS, False, str(error))]
+    watch = Watch()
+    results: list[Result] = []
+
+    def work() -> None:
+        for result in _results(name, parameters, list(seeds), watch=watch, answer_s=answer_s):
+            results.append(result)  # noqa: PERF402  # each at once: the next one may hang
+
+    overdue = watch.run(work, look_every_s=answer_s / 5)
+    # Whoever is given up may yet go on and write there.
+    told = list(results)
+    if overdue is None and not told[0].passed:
+        return told
+    return [*told, Result(IN_TIME, overdue is None, overdue or "")]
+
+
+def _results(
+    name: str, parameters: Mapping[str, Any], seeds: list[int], *, watch: Watch, answer_s: float
+) -> Iterator[Result]:
+    """One after another, so that those that were made are there when the next one hangs."""
+    with watch.during("being built", BUILT_S):
+        try:
+            made = load(name)
+            wrong = "; ".join(map(told, problems(name, parameters)))
+        except PolicyError as error:
+            wrong = str(error)
+    yield Result(BUILDS, not wrong, wrong)
     if wrong:
-        return [Result(BUILDS, False, "; ".join(map(told, wrong)))]
+        return
 
     def make() -> Policy:
-        return build(name, parameters)
+        with watch.during("being built", BUILT_S):
+            return _Timed(build(name, parameters), watch, answer_s)
 
-    drawn = list(seeds)
-    changed = next(_changed(make, drawn), None)
+    def result(check: str, found: Iterator[str]) -> Result:
+        with watch.during(f"'{check}'", CHECK_S):
+            wrong = next(found, None)
+        return Result(check, wrong is None, wrong or "")
+
+    yield result(DOCUMENTED, _undocumented(made))
+    yield result(FROZEN, _unfrozen(made))
+    unchanged = result(LEAVES_INPUTS, _changed(make, seeds))
     # What a policy leaves as it was can be shown again, which is much quicker than to draw anew.
-    draw: Draw = cache(sequence) if changed is None else sequence
-    found = {
-        BUILDS: None,
-        DOCUMENTED: next(_undocumented(made), None),
-        FROZEN: next(_unfrozen(made), None),
-        ANSWERS: next(_no_answers(make, drawn, draw), None),
-        FINITE: next(_impossible(make, drawn, draw), None),
-        LEAVES_INPUTS: changed,
-        DETERMINISTIC: next(_different(make, drawn, draw), None),
-        SHARES_NOTHING: next(_shared(make, drawn, draw), None),
-        EMPTY: next(_moved_by_nothing(make), None),
-        NO_GROWTH: next(_grown(make, drawn, draw), None),
-        NO_CREEP: next(_crept(make), None),
-    }
-    return [Result(check, wrong is None, wrong or "") for check, wrong in found.items()]
+    draw: Draw = cache(sequence) if unchanged.passed else sequence
+    yield result(ANSWERS, _no_answers(make, seeds, draw))
+    yield result(FINITE, _impossible(make, seeds, draw))
+    yield unchanged
+    yield result(DETERMINISTIC, _different(make, seeds, draw))
+    yield result(SHARES_NOTHING, _shared(make, seeds, draw))
+    yield result(EMPTY, _moved_by_nothing(make))
+    yield result(NO_GROWTH, _grown(make, seeds, draw))
+    yield result(NO_CREEP, _crept(make))
+
+
+class _Timed:
+    """A policy whose every answer is watched."""
+
+    def __init__(self, policy: Policy, watch: Watch, answer_s: float) -> None:
+        self._policy, self._watch, self._answer_s = policy, watch, answer_s
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        with self._watch.during("an answer", self._answer_s):
+            return self._policy.decide(signals, limits)
 
 
 # --- each yields what is wrong, and the first is told ----------------------------------------
@@ -217,7 +265,8 @@ def _ask(policy: Policy, signals: Signals, limits: Limits) -> Proposal | str:
     """Its answer; in words where that is none."""
     try:
         answer: object = policy.decide(signals, limits)
-    except Exception as error:  # whatever it is, it is what was asked for
+    # Whatever it is, `sys.exit()` too: it is what was asked for.
+    except (Exception, SystemExit) as error:
         return f"raises {type(error).__name__}: {error}"
     if not isinstance(answer, Proposal) or not isinstance(answer.limits, Limits):
         return f"answers {answer!r}, which is no Proposal of Limits"

@@ -92,7 +92,7 @@ def test_a_policy_that_conforms_passes_every_check() -> None:
     status, shown, _ = run("policies", "test", "static")
     assert status == 0
     *checks, _, verdict = shown.splitlines()
-    assert (len(checks), verdict) == (11, "static: ok")
+    assert (len(checks), verdict) == (12, "static: ok")
     assert all(line.startswith("ok    ") for line in checks)
 
 

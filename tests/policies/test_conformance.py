@@ -22,6 +22,7 @@ from policies.conformance import (
     EMPTY,
     FINITE,
     FROZEN,
+    IN_TIME,
     LEAVES_INPUTS,
     NO_CREEP,
     NO_GROWTH,
@@ -47,6 +48,7 @@ CHECKS = [
     EMPTY,
     NO_GROWTH,
     NO_CREEP,
+    IN_TIME,
 ]
 FEW = range(20)
 
