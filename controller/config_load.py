@@ -75,7 +75,7 @@ class Source:
             for p in sorted(problems, key=lambda p: tree.place(p.path))
         ]
         if wrong or config is None:
-            raise ConfigError(listed(wrong))
+            raise ConfigError(listed(wrong), count=len(wrong))
         return Loaded(config, tree)
 
 

@@ -128,7 +128,7 @@ def _read(text: str, places: dict[Path, Place], name: str) -> Any:
     except RecursionError as error:
         raise ConfigError(f"{name}: {_TOO_DEEP}") from error
     if reader.wrong:
-        raise ConfigError(listed(reader.wrong))
+        raise ConfigError(listed(reader.wrong), count=len(reader.wrong))
     return value
 
 

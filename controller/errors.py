@@ -32,9 +32,16 @@ class HeadwayError(Exception):
 
 
 class ConfigError(HeadwayError):
-    """A configuration that cannot be used; the message names the key's path and what would do."""
+    """A configuration that cannot be used; the message names the key's path and what would do.
+
+    `count` is how many mistakes there are; of very many the message names only the first.
+    """
 
     code = "invalid_config"
+
+    def __init__(self, message: str, *, count: int = 1) -> None:
+        super().__init__(message)
+        self.count = count
 
 
 class InvalidRequest(HeadwayError):

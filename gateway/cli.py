@@ -157,7 +157,7 @@ def _load(path: Path | None, overrides: dict[str, str]) -> tuple[Source, Config]
         return source, source.read().config
     except ConfigError as error:
         lines = str(error).splitlines()
-        count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        count = "1 mistake" if error.count == 1 else f"{error.count} mistakes"
         fail("\n".join([f"{count} in the configuration", *(f"  {line}" for line in lines)]))
 
 

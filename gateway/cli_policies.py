@@ -72,9 +72,10 @@ def check_policy(
     ] = None,
 ) -> None:
     """Check that a policy does what every policy owes; exit status 1 where it does not."""
-    from policies.conformance import Result, run
+    from gateway.promptness import checked_in_time
+    from policies.conformance import Result
 
-    results: Sequence[Result] = run(type_, _values(parameters))
+    results: Sequence[Result] = checked_in_time(type_, _values(parameters))
     for result in results:
         typer.echo(f"{'ok  ' if result.passed else 'FAIL'}  {result.check}")
         if result.detail:

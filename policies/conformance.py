@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +17,6 @@ from typing import Any
 from policies.conformance_inputs import sequence
 from policies.contract import ExecutorSignals, Limits, Policy, Proposal, Signals, TierSignals
 from policies.parameters import describe, told
-from policies.promptness import Watch
 from policies.registry import PolicyError, build, load, problems
 
 BUILDS = "is built with its parameters"
@@ -30,7 +30,6 @@ SHARES_NOTHING = "shares nothing with another of its kind"
 EMPTY = "leaves the limits alone where nothing was seen"
 NO_GROWTH = "does not grow the batch size while it is seldom reached"
 NO_CREEP = "does not creep up without load"
-IN_TIME = "answers in time"
 
 SEEDS = range(60)
 # Of the steps: well below what any sensible rule, and the guard, call binding.
@@ -47,6 +46,7 @@ CHECK_S = 120.0
 Make = Callable[[], Policy]
 Asked = list[tuple[Signals, Limits]]
 Draw = Callable[[int], Asked]
+During = Callable[[str, float], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +58,28 @@ class Result:
     detail: str = ""
 
 
-def run(
-    name: str,
-    parameters: Mapping[str, Any],
-    *,
-    seeds: Iterable[int] = SEEDS,
-    answer_s: float = ANSWER_S,
-) -> list[Result]:
+def run(name: str, parameters: Mapping[str, Any], *, seeds: Iterable[int] = SEEDS) -> list[Result]:
     """Every check on a policy of this type (or `module:Class`) with these parameters.
 
-    One that cannot be built has one result. One that takes longer than `answer_s` seconds for an
-    answer is given up: it has the results of the checks before that, and the one that says so.
+    One that cannot be built has one result. It waits for answers for as long as they take.
     """
-    watch = Watch()
-    results: list[Result] = []
-
-    def work() -> None:
-        for result in _results(name, parameters, list(seeds), watch=watch, answer_s=answer_s):
-            results.append(result)  # noqa: PERF402  # each at once: the next one may hang
-
-    overdue = watch.run(work, look_every_s=answer_s / 5)
-    # Whoever is given up may yet go on and write there.
-    told = list(results)
-    if overdue is None and not told[0].passed:
-        return told
-    return [*told, Result(IN_TIME, overdue is None, overdue or "")]
+    return list(checked(name, parameters, list(seeds), during=lambda *_: nullcontext()))
 
 
-def _results(
-    name: str, parameters: Mapping[str, Any], seeds: list[int], *, watch: Watch, answer_s: float
+def checked(
+    name: str,
+    parameters: Mapping[str, Any],
+    seeds: list[int],
+    *,
+    during: During,
+    answer_s: float = ANSWER_S,
 ) -> Iterator[Result]:
-    """One after another, so that those that were made are there when the next one hangs."""
-    with watch.during("being built", BUILT_S):
+    """The same, one after another, so that those that were made are there when the next one hangs.
+
+    Every call of the policy's code, and every check, is inside `during`, told what it is and within
+    how many seconds it should be done; an answer within `answer_s`.
+    """
+    with during("being built", BUILT_S):
         try:
             made = load(name)
             wrong = "; ".join(map(told, problems(name, parameters)))
@@ -100,11 +90,11 @@ def _results(
         return
 
     def make() -> Policy:
-        with watch.during("being built", BUILT_S):
-            return _Timed(build(name, parameters), watch, answer_s)
+        with during("being built", BUILT_S):
+            return _Timed(build(name, parameters), during, answer_s)
 
     def result(check: str, found: Iterator[str]) -> Result:
-        with watch.during(f"'{check}'", CHECK_S):
+        with during(f"'{check}'", CHECK_S):
             wrong = next(found, None)
         return Result(check, wrong is None, wrong or "")
 
@@ -126,11 +116,11 @@ def _results(
 class _Timed:
     """A policy whose every answer is watched."""
 
-    def __init__(self, policy: Policy, watch: Watch, answer_s: float) -> None:
-        self._policy, self._watch, self._answer_s = policy, watch, answer_s
+    def __init__(self, policy: Policy, during: During, answer_s: float) -> None:
+        self._policy, self._during, self._answer_s = policy, during, answer_s
 
     def decide(self, signals: Signals, limits: Limits) -> Proposal:
-        with self._watch.during("an answer", self._answer_s):
+        with self._during("an answer", self._answer_s):
             return self._policy.decide(signals, limits)
 
 

@@ -22,7 +22,6 @@ from policies.conformance import (
     EMPTY,
     FINITE,
     FROZEN,
-    IN_TIME,
     LEAVES_INPUTS,
     NO_CREEP,
     NO_GROWTH,
@@ -48,7 +47,6 @@ CHECKS = [
     EMPTY,
     NO_GROWTH,
     NO_CREEP,
-    IN_TIME,
 ]
 FEW = range(20)
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from policies.conformance import ANSWERS, BUILDS, DOCUMENTED, EMPTY, FROZEN, IN_TIME, Result, run
+from gateway.promptness import IN_TIME, Watch, checked_in_time
+from policies.conformance import ANSWERS, BUILDS, DOCUMENTED, EMPTY, FROZEN, Result
 from policies.contract import Limits, Proposal, Signals
-from policies.promptness import Watch
 
 ANSWER_S = 0.3
 
@@ -48,7 +48,7 @@ class HangsOnNothing(Hangs):
 
 
 def test_a_policy_that_never_answers_fails_in_time_and_by_name() -> None:
-    assert run(f"{__name__}:Hangs", {}, seeds=[1], answer_s=ANSWER_S) == [
+    assert checked_in_time(f"{__name__}:Hangs", {}, seeds=[1], answer_s=ANSWER_S) == [
         Result(BUILDS, True),
         Result(DOCUMENTED, True),
         Result(FROZEN, True),
@@ -57,7 +57,7 @@ def test_a_policy_that_never_answers_fails_in_time_and_by_name() -> None:
 
 
 def test_one_that_hangs_later_keeps_the_results_from_before() -> None:
-    results = run(f"{__name__}:HangsOnNothing", {}, seeds=[1], answer_s=ANSWER_S)
+    results = checked_in_time(f"{__name__}:HangsOnNothing", {}, seeds=[1], answer_s=ANSWER_S)
     assert Result(ANSWERS, True) in results
     assert EMPTY not in [result.check for result in results]
     assert results[-1] == Result(IN_TIME, False, "an answer takes more than 0.3 s")
@@ -75,8 +75,8 @@ def test_the_process_ends_though_the_policy_computes_for_ever(tmp_path: Path) ->
     )
     code = (
         f"import sys; sys.path.append({str(tmp_path)!r})\n"
-        "from policies.conformance import run\n"
-        f"print(run('rules:Loops', {{}}, seeds=[1], answer_s={ANSWER_S})[-1].detail)\n"
+        "from gateway.promptness import checked_in_time\n"
+        f"print(checked_in_time('rules:Loops', {{}}, seeds=[1], answer_s={ANSWER_S})[-1].detail)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
@@ -85,7 +85,7 @@ def test_the_process_ends_though_the_policy_computes_for_ever(tmp_path: Path) ->
 
 
 def test_a_policy_that_would_end_the_process_is_told_to_raise() -> None:
-    results = run(f"{__name__}:Exits", {}, seeds=[1])
+    results = checked_in_time(f"{__name__}:Exits", {}, seeds=[1])
     (told,) = (result.detail for result in results if result.check == ANSWERS)
     assert "raises SystemExit: 3" in told
 

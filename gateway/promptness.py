@@ -4,8 +4,41 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+from policies.conformance import ANSWER_S, SEEDS, Result, checked
+
+IN_TIME = "answers in time"
+
+
+def checked_in_time(
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    seeds: Iterable[int] = SEEDS,
+    answer_s: float = ANSWER_S,
+) -> list[Result]:
+    """Every check on a policy, and whether it answers in time.
+
+    One that cannot be built has one result. One that takes longer than `answer_s` seconds for an
+    answer is given up: it has the results of the checks before that, and the one that says so.
+    """
+    watch = Watch()
+    results: list[Result] = []
+
+    def work() -> None:
+        found = checked(name, parameters, list(seeds), during=watch.during, answer_s=answer_s)
+        for result in found:
+            results.append(result)  # noqa: PERF402  # each at once: the next one may hang
+
+    overdue = watch.run(work, look_every_s=answer_s / 5)
+    # Whoever is given up may yet go on and write there.
+    told = list(results)
+    if overdue is None and not told[0].passed:
+        return told
+    return [*told, Result(IN_TIME, overdue is None, overdue or "")]
 
 
 class Watch:
