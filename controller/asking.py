@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from policies.contract import Limits, Policy, Proposal, Signals, TierLimits
+from policies.faults import in_words
 
 AnswerState = Literal["answered", "failed", "slow", "hung"]
 
@@ -76,22 +77,21 @@ class InlineAsker:
 
 
 def answer_to(question: Question) -> Answer:
-    """What a policy answers; whatever it raises is an answer too."""
+    """What a policy answers; whatever it raises is an answer too, but for KeyboardInterrupt: in the
+    main thread that is somebody who wants a simulation to end."""
     try:
         decided = question.named.policy.decide(question.signals, question.limits)
         return Answer("answered", _checked(decided))
-    # Whatever it is, `sys.exit()` too: a policy costs one tick, never the loop.
-    except (Exception, SystemExit) as error:
-        return Answer("failed", told=_words(error))
+    except KeyboardInterrupt:
+        raise
+    # Whatever else it is, `sys.exit()` too: a policy costs one tick, never the loop.
+    except BaseException as error:
+        return failed(error)
 
 
-def _words(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        return _short(f"{name}: {error}")
-    # Somebody else's class puts it into words, or does not.
-    except Exception:
-        return name
+def failed(error: BaseException) -> Answer:
+    """The answer of a policy that raised this."""
+    return Answer("failed", told=_short(in_words(error)))
 
 
 def _checked(answer: object) -> Proposal:

@@ -99,7 +99,10 @@ def _built(kind: str, parameters: Mapping[str, Any], count: int) -> Sequence[Nam
         told = [f"{key}: {message}" for key, (_, message) in zip(keys, wrong, strict=True)]
         raise InvalidRequest("; ".join(told), param=keys[0])
     given = MappingProxyType(dict(parameters))
-    return [Named(kind, build(kind, given), given) for _ in range(count)]
+    try:
+        return [Named(kind, build(kind, given), given) for _ in range(count)]
+    except PolicyError as error:
+        raise InvalidRequest(f"type: {error}", param="type") from error
 
 
 def _shown(named: Named | None) -> dict[str, Any] | None:
