@@ -105,7 +105,8 @@ class Reloader:
                 f"{self._build_timeout_s:g} s to be read, and its policies to be imported and built"
             ) from None
         self._in_force.apply(prepared)
-        return Reloaded(tuple(found), tuple(notes(old, prepared.config)))
+        told = notes(old, prepared.config, self._in_force.policies())
+        return Reloaded(tuple(found), tuple(told))
 
     def _prepare(self, old: Config) -> tuple[list[Change], Prepared]:
         """Everything that takes time or can fail; changes nothing. Raises ConfigError."""
