@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from controller.showing import shown
 from policies.contract import Limits, Policy, Proposal, Signals, TierLimits
+from policies.faults import in_words
 from policies.registry import TYPES
 
 AnswerState = Literal["answered", "failed", "slow", "hung"]
@@ -78,7 +79,8 @@ class InlineAsker:
 
 
 def answer_to(question: Question) -> Answer:
-    """What a policy answers; whatever it raises is an answer too.
+    """What a policy answers; whatever it raises is an answer too, but for KeyboardInterrupt: in the
+    main thread that is somebody who wants a simulation to end.
 
     Other people's code sees copies. Headway's own is tested to leave alone what it is shown.
     """
@@ -88,9 +90,11 @@ def answer_to(question: Question) -> Answer:
             signals, limits = shown(signals), shown(limits)
         decided = question.named.policy.decide(signals, limits)
         return Answer("answered", _checked(decided))
-    # Whatever it is, `sys.exit()` too: a policy costs one tick, never the loop.
-    except (Exception, SystemExit) as error:
-        return Answer("failed", told=_words(error))
+    except KeyboardInterrupt:
+        raise
+    # Whatever else it is, `sys.exit()` too: a policy costs one tick, never the loop.
+    except BaseException as error:
+        return failed(error)
 
 
 def is_own(named: Named) -> bool:
@@ -114,13 +118,9 @@ def one_line(text: str) -> str:
     return f"{line[: LONGEST_REASON - 3]}..."
 
 
-def _words(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        return one_line(f"{name}: {error}")
-    # Somebody else's class puts it into words, or does not.
-    except Exception:
-        return one_line(name)
+def failed(error: BaseException) -> Answer:
+    """The answer of a policy that raised this."""
+    return Answer("failed", told=one_line(in_words(error)))
 
 
 def _checked(answer: object) -> Proposal:

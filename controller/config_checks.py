@@ -272,8 +272,9 @@ def _policies(config: Config) -> Iterator[Problem]:
     ]
     for path, policy in named:
         wrong = policy_problems(policy.type, policy.parameters)
-        # What is wrong as a whole is the type where there is none of it, else the parameters.
-        whole = ("parameters",) if not wrong or _is_known(policy.type) else ("type",)
+        # As a whole, what was given is wrong; where nothing was, or nobody takes it, the type is.
+        given = wrong and policy.parameters and _is_known(policy.type)
+        whole = ("parameters",) if given else ("type",)
         for within, message in wrong:
             yield Problem(
                 (*path, "parameters", *within) if within else (*path, *whole), one_line(message)

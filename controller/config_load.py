@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -97,6 +98,9 @@ def _at(place: Place) -> str:
 
 def _content(path: FilePath) -> bytes:
     try:
+        # A FIFO would be waited for without end, and is empty when it is loaded again.
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise ConfigError(f"{path}: cannot be read: should be a regular file")
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

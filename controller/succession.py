@@ -80,6 +80,11 @@ class Succession:
             self.last_good = None
         self._good = True
 
+    def instead(self, name: str, policy: Named) -> None:
+        """Go back to this one where it would have been the one of that name."""
+        if self.last_good is not None and self.last_good.name == name:
+            self.last_good = policy
+
     def settle(self, answer: Answer, limits: Limits) -> Settled:
         """Take note of an answer; where there is none, the limits stay."""
         asked, news = self.policy.name, self._news

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from controller.asking import Answer, Named, Question, answer_to, is_own
+from controller.asking import Answer, Named, Question, answer_to, failed, is_own
 from policies.contract import Policy
 
 # Whoever answers within this decides in the same tick. The event loop waits so long at most, once
@@ -40,8 +40,13 @@ class _Open:
         """What the thread does."""
         if self.after is not None:
             self.after.join()
-        self.answer = answer_to(self.question)
-        self.done.set()
+        try:
+            self.answer = answer_to(self.question)
+        # No signal is handled in a thread: this one comes from the policy.
+        except KeyboardInterrupt as error:
+            self.answer = failed(error)
+        finally:
+            self.done.set()
 
 
 class Abandoned:
@@ -135,8 +140,7 @@ class ThreadAsker:
         # Looked at after the instant: an answer that is there is never called late.
         if posed.done.is_set():
             del self._open[key]
-            assert posed.answer is not None
-            told = posed.answer
+            told = posed.answer or Answer("failed", told="its thread ended without an answer")
             return Answer(told.state, told.proposal, told.told, waited_s)
         if waited_s < self._timeout_s():
             return Answer("slow", waited_s=max(waited_s, self._patience_s))
@@ -174,10 +178,12 @@ async def aside(call: Callable[[], T], *, timeout_s: float) -> T:
         error: Exception | None = None
         try:
             result = call()
-        except Exception as raised:
-            error = raised
-        except SystemExit as raised:
-            error = RuntimeError(f"it would end the process: {raised!r}")
+        except BaseException as raised:
+            # A future takes no StopIteration, and the rest is made to end more than this call.
+            if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+                error = raised
+            else:
+                error = RuntimeError(f"it would end the process: {raised!r}")
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:

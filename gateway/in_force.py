@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from controller.config import Config
@@ -35,7 +36,8 @@ SetUpLogs = Callable[[str, Literal["auto", "console", "json"]], None]
 class Prepared:
     """A configuration with all that is built of it. `policies` are those that take over, by group:
     none where the ones there are go on; likewise `fallbacks` and `shadows`. `tiers` has by group
-    the policies of all tiers that have one of their own, those that go on among them."""
+    the policies of all tiers that have one of their own, those that go on among them. `waiting` has
+    the `static` of changed limits for groups where a policy put in force by hand has its place."""
 
     config: Config
     front: Front
@@ -43,6 +45,7 @@ class Prepared:
     fallbacks: Mapping[str, Named]
     shadows: Mapping[str, list[Named]]
     tiers: Mapping[str, Mapping[str, Named]]
+    waiting: Mapping[str, Named]
 
 
 class InForce:
@@ -77,21 +80,29 @@ class InForce:
         groups = self._core.loops
         fallbacks: dict[str, Named] = {}
         shadows: dict[str, list[Named]] = {}
-        try:
-            policies = {
-                group: _policy(new) for group, loop in groups.items() if _gives_way(loop, old, new)
+        policies = {
+            group: _new("control.policy", partial(_policy, new), loop)
+            for group, loop in groups.items()
+            if _gives_way(loop, old, new)
+        }
+        if control.fallback != old.control.fallback:
+            fallbacks = {
+                group: _new("control.fallback", partial(named_fallback, control), loop)
+                for group, loop in groups.items()
             }
-            if control.fallback != old.control.fallback:
-                fallbacks = {group: named_fallback(control) for group in groups}
-            if control.shadows != old.control.shadows:
-                shadows = {group: [named(one) for one in control.shadows] for group in groups}
-            tiers = {group: _of_tiers(loop, old, new) for group, loop in groups.items()}
-            for group, policy in policies.items():
-                if (why := groups[group].refusal(policy)) is not None:
-                    raise PolicyError(why)
-        except PolicyError as error:
-            raise ConfigError(f"control.policy: {error}") from error
-        return Prepared(new, front, policies, fallbacks, shadows, tiers)
+        if control.shadows != old.control.shadows:
+            shadows = {
+                group: [
+                    _new(f"control.shadows.{index}", partial(named, one), loop)
+                    for index, one in enumerate(control.shadows)
+                ]
+                for group, loop in groups.items()
+            }
+        tiers = {group: _of_tiers(loop, old, new) for group, loop in groups.items()}
+        waiting = {}
+        if old.limits != new.limits and control.policy.type == STATIC:
+            waiting = {group: _policy(new) for group in groups if group not in policies}
+        return Prepared(new, front, policies, fallbacks, shadows, tiers, waiting)
 
     def apply(self, prepared: Prepared) -> None:
         """Put it in force, between two events. What can fail has been done by `prepare`."""
@@ -113,6 +124,8 @@ class InForce:
                 if new.control.policy.type == STATIC:
                     loop.begin_again(starting_limits(new.limits))
                 loop.switch(policy)
+            elif (static := prepared.waiting.get(group)) is not None:
+                loop.succession.instead(STATIC, static)
         self._front.become(prepared.front)
         if new.control.interval != old.control.interval:
             self._ticker.every(new.control.interval)
@@ -122,11 +135,23 @@ class InForce:
         # Who waits may have a seat now, and executors have to hear of new limits.
         self._dispatcher.pump()
 
+    def policies(self) -> dict[str, str]:
+        """The name of the policy in force by group."""
+        return {group: loop.policy.name for group, loop in self._core.loops.items()}
 
-def notes(old: Config, new: Config) -> list[str]:
-    """What of a change is not what somebody might expect of it."""
-    if old.limits == new.limits or new.control.policy.type == STATIC:
+
+def notes(old: Config, new: Config, policies: Mapping[str, str]) -> list[str]:
+    """What of a change is not what somebody might expect of it; `policies` are those in force by
+    group."""
+    if old.limits == new.limits:
         return []
+    if new.control.policy.type == STATIC:
+        return [
+            f"limits: policy {policy!r}, put in force by hand in group {group!r}, goes on from the "
+            "limits in force; these come with a rollback to 'static' or at the next start"
+            for group, policy in policies.items()
+            if policy != STATIC
+        ]
     return [
         f"limits: policy '{new.control.policy.type}' goes on from the limits in force; "
         "these are where it begins at the next start"
@@ -142,6 +167,17 @@ def _gives_way(loop: ControlLoop, old: Config, new: Config) -> bool:
     return configured == STATIC == loop.policy.name and old.limits != new.limits
 
 
+def _new(key: str, make: Callable[[], Named], loop: ControlLoop) -> Named:
+    """A policy that a loop is to ask from now on. Raises ConfigError that names the key."""
+    try:
+        made = make()
+    except PolicyError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if (why := loop.refusal(made)) is not None:
+        raise ConfigError(f"{key}: {why}")
+    return made
+
+
 def _policy(config: Config) -> Named:
     written, limits = config.control.policy, starting_limits(config.limits)
     made = named(written)
@@ -155,7 +191,9 @@ def _of_tiers(loop: ControlLoop, old: Config, new: Config) -> dict[str, Named]:
     here = {control.tier.name: control.configured for control in loop.tiers}
     before = old.tier_policies()
     return {
-        tier: here[tier] if tier in here and before.get(tier) == written else named(written)
+        tier: here[tier]
+        if tier in here and before.get(tier) == written
+        else _new(f"tiers.{tier}.policy", partial(named, written), loop)
         for tier, written in new.tier_policies().items()
     }
 

@@ -18,9 +18,11 @@ from controller.config import Config
 from controller.config_diff import Change, changes
 from controller.config_load import Loaded, Source
 from controller.errors import ConfigError
+from gateway.asking import aside
 from gateway.front import Front
 from gateway.in_force import InForce, Prepared, notes
 from gateway.own_code import reach
+from gateway.switching import BUILD_TIMEOUT_S
 from metrics.instruments import Instruments
 
 # How often the file is looked at. It has to look the same twice: an editor may still be writing.
@@ -49,9 +51,16 @@ class Reloader:
     """
 
     def __init__(
-        self, source: Source, in_force: InForce, front: Front, *, instruments: Instruments
+        self,
+        source: Source,
+        in_force: InForce,
+        front: Front,
+        *,
+        instruments: Instruments,
+        build_timeout_s: float = BUILD_TIMEOUT_S,
     ) -> None:
         self._source = source
+        self._build_timeout_s = build_timeout_s
         self._in_force = in_force
         self._front = front
         self._instruments = instruments
@@ -85,9 +94,19 @@ class Reloader:
     async def _reload(self) -> Reloaded:
         old = self._in_force.config
         # Policies are built, which may be anybody's code: streams go on meanwhile.
-        found, prepared = await asyncio.to_thread(self._prepare, old)
+        # A thread of the executor would keep the process from ending where that code hangs.
+        try:
+            found, prepared = await aside(
+                lambda: self._prepare(old), timeout_s=self._build_timeout_s
+            )
+        except TimeoutError:
+            raise ConfigError(
+                f"{self._source.path or 'configuration'}: took longer than "
+                f"{self._build_timeout_s:g} s to be read, and its policies to be imported and built"
+            ) from None
         self._in_force.apply(prepared)
-        return Reloaded(tuple(found), tuple(notes(old, prepared.config)))
+        told = notes(old, prepared.config, self._in_force.policies())
+        return Reloaded(tuple(found), tuple(told))
 
     def _prepare(self, old: Config) -> tuple[list[Change], Prepared]:
         """Everything that takes time or can fail; changes nothing. Raises ConfigError."""
@@ -126,7 +145,9 @@ class Reloader:
                 if self._asked.is_set():
                     self._asked.clear()
                     await self.reload("SIGHUP")
-                elif watching and await asyncio.to_thread(self._watch.has_changed):
+                elif watching and await aside(
+                    self._watch.has_changed, timeout_s=self._build_timeout_s
+                ):
                     await self.reload("the file changed")
             except ConfigError:
                 continue  # said by `reload`: the one in force stays

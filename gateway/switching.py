@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,9 @@ from controller.errors import InvalidRequest
 from controller.loop import ControlLoop
 from gateway.asking import aside
 from gateway.views import policy_view
+from policies.contract import Signals
 from policies.registry import PolicyError, build, problems
+from policies.static import Static
 
 # A policy of somebody's own is imported, which may bring in anything, and takes its time.
 BUILD_TIMEOUT_S = 10.0
@@ -64,6 +67,8 @@ class Switching:
                 loop.succession.roll_back()
             except PolicyError as error:
                 refused = str(error)
+            else:
+                _hold_again(loop)
         if all(loop.policy is before[name] for name, loop in self._loops.items()):
             raise InvalidRequest(f"rollback: {refused}", param="rollback")
         return self._told(before, "rolled back by hand")
@@ -99,7 +104,20 @@ def _built(kind: str, parameters: Mapping[str, Any], count: int) -> Sequence[Nam
         told = [f"{key}: {message}" for key, (_, message) in zip(keys, wrong, strict=True)]
         raise InvalidRequest("; ".join(told), param=keys[0])
     given = MappingProxyType(dict(parameters))
-    return [Named(kind, build(kind, given), given) for _ in range(count)]
+    try:
+        return [Named(kind, build(kind, given), given) for _ in range(count)]
+    except PolicyError as error:
+        raise InvalidRequest(f"type: {error}", param="type") from error
+
+
+def _hold_again(loop: ControlLoop) -> None:
+    """Where `static` is back, put in force what it holds: the guard would let it grow only as far
+    as there is load, and it holds what somebody has written."""
+    static = loop.policy.policy
+    if isinstance(static, Static) and loop.mode == "apply":
+        before = loop.limits if loop.pin is None else loop.pin.before
+        held = static.decide(Signals(interval_s=0.0, age_s=None), before).limits
+        loop.begin_again(replace(held, tiers=before.tiers))
 
 
 def _shown(named: Named | None) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from policies.conformance_inputs import sequence
 from policies.contract import ExecutorSignals, Limits, Policy, Proposal, Signals, TierSignals
+from policies.faults import in_words
 from policies.parameters import describe, told
 from policies.registry import PolicyError, build, load, problems
 
@@ -255,9 +256,10 @@ def _ask(policy: Policy, signals: Signals, limits: Limits) -> Proposal | str:
     """Its answer; in words where that is none."""
     try:
         answer: object = policy.decide(signals, limits)
-    # Whatever it is, `sys.exit()` too: it is what was asked for.
-    except (Exception, SystemExit) as error:
-        return f"raises {type(error).__name__}: {error}"
+    except KeyboardInterrupt:  # whoever runs the checks wants them to end
+        raise
+    except BaseException as error:  # whatever else it is, it is what was asked for
+        return f"raises {in_words(error)}"
     if not isinstance(answer, Proposal) or not isinstance(answer.limits, Limits):
         return f"answers {answer!r}, which is no Proposal of Limits"
     return answer

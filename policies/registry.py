@@ -7,10 +7,12 @@ import importlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from policies.checking import check, make
 from policies.contract import Policy
+from policies.faults import in_words
 from policies.parameters import Problem, told
 
 TYPES: Mapping[str, str] = {
@@ -51,14 +53,27 @@ def load(name: str) -> type[Any]:
     module_name, _, class_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    # Whatever a foreign module raises while it is imported is a fault of that module.
-    except Exception as error:
+    except ImportError as error:
         raise PolicyError(
             f"{module_name} of policy {name!r} cannot be imported: {error}"
         ) from error
+    # Whatever else a foreign module raises is a fault of that module; `sys.exit()` ends nobody.
+    except BaseException as error:
+        raise PolicyError(
+            f"{module_name} of policy {name!r} cannot be imported: it raises {in_words(error)}"
+        ) from error
+    try:
+        return _class_of(module, class_name, f"{module_name} of policy {name!r}")
+    except PolicyError:
+        raise
+    except BaseException as error:
+        raise PolicyError(f"{class_name} of policy {name!r} raises {in_words(error)}") from error
+
+
+def _class_of(module: ModuleType, class_name: str, where: str) -> type[Any]:
     policy = getattr(module, class_name, None)
     if not isinstance(policy, type):
-        raise PolicyError(f"{module_name} of policy {name!r} has no class {class_name!r}")
+        raise PolicyError(f"{where} has no class {class_name!r}")
     if not callable(getattr(policy, "decide", None)):
         raise PolicyError(f"{class_name} has no method decide(signals, limits)")
     if not dataclasses.is_dataclass(getattr(policy, "Parameters", None)):
@@ -75,14 +90,16 @@ def problems(name: str, parameters: Mapping[str, Any]) -> list[Problem]:
         policy = load(name)
     except PolicyError as error:
         return [((), str(error))]
-    wrong = check(policy.Parameters, parameters)
+    try:
+        wrong = check(policy.Parameters, parameters)
+    # What is declared of parameters is code of that class as well.
+    except BaseException as error:
+        return [((), f"{policy.__name__}.Parameters raises {in_words(error)}")]
     if not wrong:
         try:
-            policy(make(policy.Parameters, parameters))
-        # Whatever a foreign class raises while it is built is a fault of that class.
-        except Exception as error:
-            called = f"{policy.__name__}({policy.__name__}.Parameters(...))"
-            return [((), f"{called} raises {type(error).__name__}: {error}")]
+            _built(policy, parameters)
+        except PolicyError as error:
+            return [((), str(error))]
     return wrong
 
 
@@ -93,6 +110,17 @@ def build(name: str, parameters: Mapping[str, Any]) -> Policy:
     """
     if wrong := problems(name, parameters):
         raise PolicyError(f"policy {name!r}: {'; '.join(map(told, wrong))}")
-    policy = load(name)
-    built: Policy = policy(make(policy.Parameters, parameters))
-    return built
+    try:
+        return _built(load(name), parameters)
+    except PolicyError as error:
+        raise PolicyError(f"policy {name!r}: {error}") from error
+
+
+def _built(policy: type[Any], parameters: Mapping[str, Any]) -> Policy:
+    try:
+        made: Policy = policy(make(policy.Parameters, parameters))
+    # Whatever a foreign class raises while it is built is a fault of that class.
+    except BaseException as error:
+        called = f"{policy.__name__}({policy.__name__}.Parameters(...))"
+        raise PolicyError(f"{called} raises {in_words(error)}") from error
+    return made

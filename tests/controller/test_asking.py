@@ -35,6 +35,18 @@ def test_a_policy_that_would_end_the_process_has_failed() -> None:
     assert answer(lambda *_: sys.exit(3)) == Answer("failed", told="SystemExit: 3")
 
 
+class Own(BaseException):
+    """Nobody's `except Exception` catches it."""
+
+
+@pytest.mark.parametrize("error", [GeneratorExit(), Own()])
+def test_what_no_except_exception_catches_is_a_failure_like_any_other(error: BaseException) -> None:
+    def rule(signals: Signals, limits: Limits) -> Proposal:
+        raise error
+
+    assert answer(rule) == Answer("failed", told=type(error).__name__)
+
+
 def test_an_error_that_cannot_be_put_into_words_is_told_by_its_name() -> None:
     class Speechless(Exception):
         def __str__(self) -> str:

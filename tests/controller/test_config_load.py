@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,6 +214,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path / "gone.yaml") == [
         "gone.yaml: cannot be read: No such file or directory"
     ]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert refusal(tmp_path / "pipe.yaml") == [
+        "pipe.yaml: cannot be read: should be a regular file"
+    ]
+    assert refusal(tmp_path)[0].endswith(": cannot be read: Is a directory")
 
 
 def test_a_flag_that_leads_nowhere_is_named() -> None:

@@ -147,6 +147,25 @@ async def test_a_hang_up_is_no_end_before_and_after_the_executor_is_ready(start:
     assert loaded == ["SIGHUP", "SIGHUP", "the file changed"]
 
 
+async def test_a_policy_that_is_never_imported_keeps_no_daemon_from_its_end(start: Start) -> None:
+    config = settings()
+    daemon = start(config).listening()
+    begun = daemon.log_file.parent / "begun"
+    file_of(daemon).with_name("stuck.py").write_text(
+        f"import pathlib, threading\npathlib.Path({str(begun)!r}).touch()\n"
+        "threading.Event().wait()\n"
+    )
+    async with daemon.client() as client:
+        await client.ready()
+        stuck = config | {"control": {"policy": {"type": "stuck:Policy"}}}
+        file_of(daemon).write_text(yaml.safe_dump(stuck))
+        daemon.signal(signal.SIGHUP)
+        await until(lambda: asyncio.sleep(0, begun.exists()), bool, "the import")
+        assert (await client.ask()).ended == "done"
+        daemon.signal(signal.SIGTERM)
+    assert await daemon.exit_code() == 0
+
+
 async def test_loggers_in_use_take_another_level_and_format(start: Start) -> None:
     daemon = start(settings()).listening()
     async with daemon.client() as client:

@@ -72,6 +72,17 @@ def test_what_it_raises_is_a_failure(stage: Stage) -> None:
     assert answer == Answer("failed", told="RuntimeError: no")
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit, BaseException])
+def test_what_no_except_exception_catches_is_a_failure_at_once(error: type[BaseException]) -> None:
+    class Broken:
+        def decide(self, signals: Signals, limits: Limits) -> Proposal:
+            raise error("no")
+
+    asker = ThreadAsker(Abandoned(), timeout_s=lambda: 1.0, patience_s=PATIENCE_S)
+    (answer,) = asker.ask([Question(Named("mine:Broken", Broken()), SIGNALS, LIMITS)], 0.0)
+    assert answer == Answer("failed", told=f"{error.__name__}: no")
+
+
 def test_a_slow_one_is_asked_once_and_its_answer_taken_when_it_is_there(stage: Stage) -> None:
     slow = stage.blocked()
     assert stage.ask(slow, now=0.0) == [Answer("slow")]
@@ -176,6 +187,16 @@ class TestAside:
             raise SystemExit(3)
 
         with pytest.raises(RuntimeError, match="it would end the process: SystemExit"):
+            await aside(call, timeout_s=PATIENCE_S)
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, StopIteration])
+    async def test_what_no_future_can_carry_is_heard_at_once(
+        self, error: type[BaseException]
+    ) -> None:
+        def call() -> None:
+            raise error
+
+        with pytest.raises(RuntimeError, match=error.__name__):
             await aside(call, timeout_s=PATIENCE_S)
 
     async def test_a_call_that_hangs_is_left_alone(self) -> None:

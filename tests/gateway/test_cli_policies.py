@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import cli, own_code
-from policies.conformance import BUILDS, FINITE, NO_GROWTH
+from policies.conformance import ANSWERS, BUILDS, FINITE, NO_GROWTH
 from policies.registry import TYPES
 
 MINE = """
@@ -17,6 +17,15 @@ from policies.static import Static
 
 class Mine(Static):
     'All mine.'
+"""
+LEAVING = """
+from policies.static import Static
+
+class Leaving(Static):
+    'Gone.'
+
+    def decide(self, signals, limits):
+        raise SystemExit(0)
 """
 GREEDY = """
 from dataclasses import replace
@@ -122,6 +131,33 @@ def test_a_policy_of_ones_own_that_is_wrong_fails_by_name_with_the_inputs(tmp_pa
     assert f"FAIL  {NO_GROWTH}\n      seed 0, tick " in shown
     assert "B 16 -> 17, reached in 10% of steps; limits Limits(max_batch_size=16, " in shown
     assert f"ok    {FINITE}\n" in shown or f"FAIL  {FINITE}\n" in shown
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(0)", "raise KeyboardInterrupt"])
+def test_a_module_that_ends_the_command_is_no_success(program: str, tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(program)
+    (tmp_path / "own.yaml").write_text(
+        "executors: [{name: main, kind: simulated}]\ncontrol: {policy: {type: 'rules:Mine'}}\n"
+    )
+    raised = program.removeprefix("raise ").replace("(0)", ": 0")
+    told = f"rules of policy 'rules:Mine' cannot be imported: it raises {raised}\n"
+    status, shown, errors = headway(tmp_path, "policies", "test", "rules:Mine")
+    assert (status, errors) == (1, "")
+    assert shown.startswith(f"FAIL  {BUILDS}\n      {told}")
+    for command in (("check", "own.yaml"), ("serve", "-c", "own.yaml")):
+        assert headway(tmp_path, *command) == (
+            1,
+            "",
+            f"headway: 1 mistake in the configuration\n  own.yaml:2: control.policy.type: {told}",
+        )
+
+
+def test_a_policy_that_ends_the_command_when_it_is_asked_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(LEAVING)
+    status, shown, errors = headway(tmp_path, "policies", "test", "rules:Leaving")
+    assert (status, errors) == (1, "")
+    assert f"FAIL  {ANSWERS}\n" in shown
+    assert ": raises SystemExit: 0; limits " in shown
 
 
 def test_a_policy_in_the_folder_of_work_is_found(tmp_path: Path) -> None:

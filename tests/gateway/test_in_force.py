@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,9 +14,12 @@ from controller.config import Config
 from controller.config_diff import RESTART, Change
 from controller.config_keys import all_paths, sections_at
 from controller.errors import ConfigError, Forbidden, Unauthorized
+from controller.succession import GOOD_ANSWERS
 from executor.contract import StepSample
+from gateway.asking import MAX_ABANDONED
 from gateway.in_force import notes
 from policies.contract import Limits, Proposal, Signals, TierLimits
+from tests.gateway.blocked import Blocked
 from tests.gateway.desk_rig import Heard, Rig
 
 KEY, TOKEN = "k-1", "t-1"
@@ -336,7 +339,7 @@ class TestLimits:
         await rig.ready()
         policy = loop(rig).policy
         new = config(limits={"max_batch_size": 9}, **threshold)
-        assert notes(rig.parts.in_force.config, new) == [
+        assert notes(rig.parts.in_force.config, new, {"default": "threshold"}) == [
             "limits: policy 'threshold' goes on from the limits in force; these are where it "
             "begins at the next start"
         ]
@@ -376,6 +379,114 @@ class TestLimits:
         put(rig, config(limits={"max_batch_size": 9}))
         assert loop(rig).policy is by_hand
         assert limits(rig).max_batch_size == 4
+
+    async def test_behind_a_policy_put_in_force_by_hand_they_come_with_the_rollback(self) -> None:
+        rig = a_rig()
+        await rig.ready()
+        for _ in range(GOOD_ANSWERS):
+            rig.parts.ticker.tick()
+        await rig.desk.switch_policy("aimd", {})
+        old, new = rig.parts.in_force.config, config(limits={"max_batch_size": 9})
+        put(rig, new)
+        assert limits(rig).max_batch_size == 4
+        assert notes(old, new, rig.parts.in_force.policies()) == [
+            "limits: policy 'aimd', put in force by hand in group 'default', goes on from the "
+            "limits in force; these come with a rollback to 'static' or at the next start"
+        ]
+        rig.desk.roll_back_policy()
+        assert limits(rig).max_batch_size == 9
+        rig.parts.ticker.tick()
+        assert (loop(rig).policy.name, limits(rig).max_batch_size) == ("static", 9)
+        assert notes(old, new, rig.parts.in_force.policies()) == []
+
+    async def test_a_rollback_to_static_leaves_a_pin_and_brings_its_limits_afterwards(self) -> None:
+        rig = a_rig()
+        await rig.ready()
+        for _ in range(GOOD_ANSWERS):
+            rig.parts.ticker.tick()
+        await rig.desk.switch_policy("aimd", {})
+        rig.desk.pin({"max_batch_size": 2}, 60.0)
+        put(rig, config(limits={"max_batch_size": 9}))
+        rig.desk.roll_back_policy()
+        assert limits(rig).max_batch_size == 2
+        rig.desk.release()
+        assert limits(rig).max_batch_size == 9
+
+    async def test_a_rollback_applies_nothing_where_the_loop_only_observes(self) -> None:
+        observe = {"control": {"policy": {"type": "static"}, "mode": "observe"}}
+        rig = a_rig(**observe)
+        await rig.ready()
+        for _ in range(GOOD_ANSWERS):
+            rig.parts.ticker.tick()
+        await rig.desk.switch_policy("aimd", {})
+        put(rig, config(limits={"max_batch_size": 9}, **observe))
+        rig.desk.roll_back_policy()
+        assert limits(rig).max_batch_size == 4
+
+
+class TestAfterTooManyWereAbandoned:
+    """Only Headway's own are taken, wherever they are named."""
+
+    MINE = f"{__name__}:Mine"
+
+    @pytest.mark.parametrize(
+        ("key", "sections"),
+        [
+            ("control.policy", {"control": {"policy": {"type": MINE}}}),
+            (
+                "control.fallback",
+                {"control": {"policy": {"type": "static"}, "fallback": MINE}},
+            ),
+            (
+                "control.shadows.1",
+                {
+                    "control": {
+                        "policy": {"type": "static"},
+                        "shadows": [{"type": "aimd"}, {"type": MINE}],
+                    }
+                },
+            ),
+            (
+                "tiers.free.policy",
+                {
+                    "tiers": {
+                        "paid": TIERS["paid"],
+                        "free": TIERS["free"] | {"policy": {"type": MINE}},
+                    }
+                },
+            ),
+        ],
+    )
+    async def test_a_reload_that_names_another_is_refused_with_its_key(
+        self, key: str, sections: dict[str, Any]
+    ) -> None:
+        rig = a_rig()
+        await rig.ready()
+        blocked = [Blocked() for _ in range(MAX_ABANDONED)]
+        for policy in blocked:
+            loop(rig).switch(Named("mine:Blocked", policy))
+            rig.parts.ticker.tick()
+            rig.clock.now += 1.0
+            rig.parts.ticker.tick()
+        with pytest.raises(ConfigError, match=f"^{key}: 4 policies were abandoned"):
+            rig.parts.in_force.prepare(config(**sections))
+        for policy in blocked:
+            policy.let_go()
+        rig.parts.in_force.prepare(config(**sections))
+
+
+class Mine:
+    """A policy of somebody's own."""
+
+    @dataclass(frozen=True)
+    class Parameters:
+        pass
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        return Proposal(limits, "as it is")
 
 
 class TestTiersOfTheirOwn:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from structlog.testing import capture_logs
 
 from controller.config import Config
 from controller.config_load import Source
+from controller.errors import ConfigError
 from gateway import reloading
 from gateway.assembly import Parts, assemble
 from gateway.in_force import Prepared
 from gateway.reloading import FileWatch, Reloader
+from policies.contract import Limits, Proposal, Signals
+from tests.gateway.blocked import PATIENCE_S
 from tests.gateway.serving import Answer, Served, listening
 
 pytestmark = pytest.mark.timeout(30, method="thread")  # uvloop lets no signal interrupt a test
@@ -195,6 +199,99 @@ async def test_what_is_wrong_is_listed_with_file_line_and_key_and_changes_nothin
     write(limits={"max_batch_size": 9})
     await reloader(parts).reload("again")
     assert metric(parts, "successful") == 1
+
+
+class Foreign:
+    """A policy of somebody's own."""
+
+    @dataclass(frozen=True)
+    class Parameters:
+        pass
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        return Proposal(limits, "as it is")
+
+
+class Leaving(Foreign):
+    """It ends whoever builds it."""
+
+    def __init__(self, parameters: Foreign.Parameters) -> None:
+        raise SystemExit(4)
+
+
+class Interrupting(Foreign):
+    """It interrupts whoever builds it."""
+
+    def __init__(self, parameters: Foreign.Parameters) -> None:
+        raise KeyboardInterrupt
+
+
+class Hanging(Foreign):
+    """It is never built, until its gate is opened."""
+
+    gate = threading.Event()
+    threads: list[threading.Thread]
+
+    def __init__(self, parameters: Foreign.Parameters) -> None:
+        Hanging.threads.append(threading.current_thread())
+        Hanging.gate.wait(PATIENCE_S)
+
+
+def by(policy: str, **control: Any) -> dict[str, Any]:
+    """The sections of a file that names this policy."""
+    return {"control": control | {"policy": {"type": f"{__name__}:{policy}"}}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [("Leaving", "raises SystemExit: 4"), ("Interrupting", "raises KeyboardInterrupt")],
+)
+async def test_a_policy_that_would_end_the_process_is_a_mistake_in_the_file(
+    parts: Parts, write: Write, file: Path, policy: str, told: str
+) -> None:
+    before = parts.in_force.config
+    write(**by(policy))
+    answer = await post(parts)
+    assert (answer.status, answer.json()["error"]["problems"]) == (
+        400,
+        [f"{file}:5: control.policy.type: {policy}({policy}.Parameters(...)) {told}"],
+    )
+    assert parts.in_force.config is before
+    assert metric(parts, "successful") == 0
+
+
+async def test_a_policy_that_is_never_built_is_given_up_and_holds_up_no_later_reload(
+    parts: Parts, write: Write, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hanging, "threads", [], raising=False)
+    before, loads = parts.in_force.config, reloader(parts)
+    write(**by("Hanging"))
+    monkeypatch.setattr(loads, "_build_timeout_s", 0.0)
+    with pytest.raises(ConfigError) as caught:
+        await loads.reload("by a test")
+    assert str(caught.value) == (
+        f"{file}: took longer than 0 s to be read, and its policies to be imported and built"
+    )
+    assert parts.in_force.config is before
+    assert metric(parts, "successful") == 0
+    monkeypatch.setattr(loads, "_build_timeout_s", PATIENCE_S)
+    write(limits={"max_batch_size": 9})
+    await loads.reload("again")
+    assert parts.ticker.loops["default"].limits.max_batch_size == 9
+    Hanging.gate.set()
+    # A process does not wait for such a thread at its end.
+    assert [thread.daemon for thread in Hanging.threads] == [True] * len(Hanging.threads)
+
+
+async def test_a_pipe_in_place_of_the_file_is_refused(parts: Parts, file: Path) -> None:
+    pipe = file.with_suffix(".pipe")
+    os.mkfifo(pipe)
+    os.replace(pipe, file)
+    with pytest.raises(ConfigError, match="should be a regular file"):
+        await reloader(parts).reload("by a test")
 
 
 async def test_streams_go_on_while_it_is_read_and_built(

@@ -37,6 +37,21 @@ class Mine:
         return Proposal(Limits(self.size, 1024, 0.0), "mine")
 
 
+class Leaving(Mine):
+    """It ends whoever builds it, from the time on that is given."""
+
+    built = 0
+
+    @dataclass(frozen=True)
+    class Parameters(Mine.Parameters):
+        after: int = 0
+
+    def __init__(self, parameters: Parameters) -> None:
+        Leaving.built += 1
+        if Leaving.built > parameters.after:
+            raise KeyboardInterrupt if parameters.size == 1 else SystemExit(0)
+
+
 @pytest.fixture
 async def rig() -> Rig:
     rig = Rig()
@@ -68,6 +83,18 @@ class TestSwitch:
         ]
         rig.parts.ticker.tick()
         assert "'aimd' in place of 'static'" in rig.desk.decisions(1)[0]["reason"]
+
+    @pytest.mark.parametrize("after", [0, 1])
+    @pytest.mark.parametrize(("size", "told"), [(1, "KeyboardInterrupt"), (2, "SystemExit: 0")])
+    async def test_one_that_would_end_the_process_is_refused_with_what_it_raises(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, size: int, told: str, after: int
+    ) -> None:
+        monkeypatch.setattr(Leaving, "built", 0)
+        before = loop_of(rig).policy
+        with pytest.raises(InvalidRequest, match=f"raises {told}$") as caught:
+            await rig.desk.switch_policy(f"{__name__}:Leaving", {"size": size, "after": after})
+        assert caught.value.param == "type"
+        assert loop_of(rig).policy is before
 
     async def test_every_group_has_one_of_its_own(self) -> None:
         pair = [

@@ -102,7 +102,110 @@ def test_a_module_that_fails_while_it_is_imported_is_told_not_raised(
         registry, "importlib", SimpleNamespace(import_module=_raise("no licence today"))
     )
     ((_, message),) = problems("broken_policy:X", {})
-    assert message.endswith("cannot be imported: no licence today")
+    assert message.endswith("cannot be imported: it raises RuntimeError: no licence today")
+
+
+class Leaving:
+    """A policy that ends whoever builds it."""
+
+    @dataclass(frozen=True)
+    class Parameters:
+        how: str = "exit"
+
+    def __init__(self, parameters: Parameters) -> None:
+        raise ENDS[parameters.how]
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        return Proposal(limits, "never")
+
+
+class Own(BaseException):
+    """Nobody's `except Exception` catches it."""
+
+
+ENDS: dict[str, BaseException] = {
+    "exit": SystemExit(4),
+    "success": SystemExit(),
+    "interrupt": KeyboardInterrupt(),
+    "generator": GeneratorExit("g"),
+    "own": Own("o"),
+}
+TOLD = {
+    "exit": "SystemExit: 4",
+    "success": "SystemExit",
+    "interrupt": "KeyboardInterrupt",
+    "generator": "GeneratorExit: g",
+    "own": "Own: o",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_module_that_ends_whoever_imports_it_is_told_not_obeyed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(name: str) -> ModuleType:
+        raise ENDS[how]
+
+    monkeypatch.setattr(registry, "importlib", SimpleNamespace(import_module=raising))
+    with pytest.raises(PolicyError) as caught:
+        load("leaves:X")
+    assert str(caught.value) == (
+        f"leaves of policy 'leaves:X' cannot be imported: it raises {TOLD[how]}"
+    )
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_class_that_ends_whoever_builds_it_is_told_not_obeyed(how: str) -> None:
+    leaving = f"{__name__}:Leaving"
+    told = f"Leaving(Leaving.Parameters(...)) raises {TOLD[how]}"
+    assert problems(leaving, {"how": how}) == [((), told)]
+    with pytest.raises(PolicyError) as caught:
+        build(leaving, {"how": how})
+    assert str(caught.value) == f"policy '{leaving}': {told}"
+
+
+class SecondTime:
+    """A policy that can be built once."""
+
+    built = 0
+
+    @dataclass(frozen=True)
+    class Parameters:
+        pass
+
+    def __init__(self, parameters: Parameters) -> None:
+        SecondTime.built += 1
+        if SecondTime.built > 1:
+            raise SystemExit(0)
+
+    def decide(self, signals: Signals, limits: Limits) -> Proposal:
+        return Proposal(limits, "once")
+
+
+def test_one_that_leaves_only_when_it_is_built_again_is_told_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SecondTime, "built", 0)
+    with pytest.raises(PolicyError, match=r"raises SystemExit: 0$"):
+        build(f"{__name__}:SecondTime", {})
+
+
+def test_parameters_that_end_whoever_checks_them_are_told_not_obeyed() -> None:
+    class Parameters:
+        def __post_init__(self) -> None:
+            raise SystemExit(5)
+
+    made = dataclass(frozen=True)(Parameters)
+    monkey = type("Strict", (), {"Parameters": made, "decide": Bare.decide})
+    assert _problems_of(monkey) == [((), "Strict.Parameters raises SystemExit: 5")]
+
+
+def _problems_of(policy: type[object]) -> object:
+    module = ModuleType("strict_policy")
+    setattr(module, policy.__name__, policy)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, module.__name__, module)
+        return problems(f"{module.__name__}:{policy.__name__}", {})
 
 
 def _raise(message: str) -> object:
