@@ -85,7 +85,10 @@ def build_core(
             shadows=[named(shadow) for shadow in control.shadows],
             asker=asker(),
         )
-        own = {tier: named(written) for tier, written in tier_policies.items()}
+        own = {
+            tier: (named(written), named_fallback(control))
+            for tier, written in tier_policies.items()
+        }
         rule_tiers(loop, tiers, own, control=control, envelope=envelope)
     return Core(batcher, observer, loops)
 
@@ -114,23 +117,24 @@ def reconfigure(
 def rule_tiers(
     loop: ControlLoop,
     tiers: Iterable[Tier],
-    own: Mapping[str, Named],
+    own: Mapping[str, tuple[Named, Named]],
     *,
     control: ControlConfig,
     envelope: EnvelopeConfig,
 ) -> None:
-    """Let these tiers of a group, and no others, have policies of their own; a tier that has this
-    very one already goes on with it. Raises PolicyError for a fallback that cannot be built."""
+    """Let these tiers of a group, and no others, have policies of their own: `own` has each with
+    the fallback that is its alone. A tier that has this very policy already goes on with it."""
     here = {one.tier.name: one for one in loop.tiers}
     made = []
     for tier in tiers:
-        if (policy := own.get(tier.name)) is None:
+        if tier.name not in own:
             continue
+        policy, fallback = own[tier.name]
         one = here.get(tier.name)
         if one is None or one.configured is not policy:
             one = TierControl(
                 tier,
-                Succession(policy, named_fallback(control), refusal=loop.refusal),
+                Succession(policy, fallback, refusal=loop.refusal),
                 Guard(control.guard, alone(_envelope(envelope)), min_samples=control.min_samples),
             )
         made.append(one)

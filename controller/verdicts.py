@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from controller.gates import ROOM_SIGMAS
 from controller.records import Measured, Passage, StepTotals, TierRecord, Windows
 from metrics.window import Histogram, miss_bounds
 from policies.contract import Cause, Metric, Signals, StepEstimate, Verdict
@@ -12,8 +13,6 @@ from policies.contract import Cause, Metric, Signals, StepEstimate, Verdict
 State = Literal["breach", "room", "unknown"]
 # Sequences share their steps, so few samples are less than they seem: one slow step is no breach.
 _LEAST_FOR_BREACH = 5
-# One-sided 90 %, as the bounds of the miss fraction.
-_Z = 1.2816
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def _predicts_room(view: TierView, metric: Metric, target_s: float) -> bool:
         return False
     n = steps.steps
     step_s = model.predict(steps.rows / n, steps.context / n, prefill=steps.prefill / n)
-    likely_s = step_s + _Z * model.sigma_s
+    likely_s = step_s + ROOM_SIGMAS * model.sigma_s
     if metric == "itl":
         return likely_s <= target_s
     return view.queued == 0 and 2 * likely_s <= target_s

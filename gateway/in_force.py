@@ -44,7 +44,7 @@ class Prepared:
     policies: Mapping[str, Named]
     fallbacks: Mapping[str, Named]
     shadows: Mapping[str, list[Named]]
-    tiers: Mapping[str, Mapping[str, Named]]
+    tiers: Mapping[str, Mapping[str, tuple[Named, Named]]]
     waiting: Mapping[str, Named]
 
 
@@ -186,16 +186,18 @@ def _policy(config: Config) -> Named:
     return made
 
 
-def _of_tiers(loop: ControlLoop, old: Config, new: Config) -> dict[str, Named]:
-    """The policies of tiers in a group: where the configured one is the same, the one there is."""
+def _of_tiers(loop: ControlLoop, old: Config, new: Config) -> dict[str, tuple[Named, Named]]:
+    """The policies of tiers in a group, each with a fallback of its own: where the configured one
+    is the same, the one there is."""
     here = {control.tier.name: control.configured for control in loop.tiers}
-    before = old.tier_policies()
-    return {
-        tier: here[tier]
-        if tier in here and before.get(tier) == written
-        else _new(f"tiers.{tier}.policy", partial(named, written), loop)
-        for tier, written in new.tier_policies().items()
-    }
+    before, made = old.tier_policies(), {}
+    for tier, written in new.tier_policies().items():
+        fallback = _new("control.fallback", partial(named_fallback, new.control), loop)
+        if tier in here and before.get(tier) == written:
+            made[tier] = here[tier], fallback
+        else:
+            made[tier] = _new(f"tiers.{tier}.policy", partial(named, written), loop), fallback
+    return made
 
 
 def _fix(named: Named, limits: Limits) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies.contract import StepEstimate
+from policies.costs import Cost, Lengths, batch_cost, step_cost
 
 # More batches than this cannot be told apart, and no executor has as many seats.
 MOST_ROWS = 65_536
@@ -24,18 +25,9 @@ def largest_size(model: StepEstimate, context: float, step_s: float) -> int:
 
     0: not even one does. `MOST_ROWS`: rows cost nothing.
     """
-    spare_s = step_s - model.a
-    if spare_s < 0:
-        return 0
-    row_s = model.b * context + model.c
+    most = step_cost(model, context=context, prefill=0.0).affordable(step_s)
     # Floats make 39.999 of 40.
-    if row_s * model.knee > spare_s:
-        return math.floor(spare_s / row_s + 1e-9)
-    beyond_s = model.b * context + model.c_above
-    spare_s -= row_s * model.knee
-    if beyond_s * (MOST_ROWS - model.knee) <= spare_s:
-        return MOST_ROWS
-    return model.knee + math.floor(spare_s / beyond_s + 1e-9)
+    return math.floor(min(most + 1e-9, MOST_ROWS))
 
 
 def largest_shared(
@@ -74,35 +66,16 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """A batch of n takes `alpha_s + n * beta_s`, and its first tokens come after
-    `first_s + n * prefill_s`."""
+    """Seconds of batches that run to their end, by their size: `whole` from start to end, `begun`
+    to the first tokens."""
 
-    alpha_s: float
-    beta_s: float
-    first_s: float
-    prefill_s: float
+    whole: Cost
+    begun: Cost
 
     @classmethod
-    def of(cls, model: StepEstimate, prompt: float, new: float) -> BatchTimes:
-        """Of requests with so many tokens of prompt and of completion, all alike."""
-        steps = max(1.0, new)
-        prefill_s = model.d * prompt + model.e * prompt * prompt
-        # The first step is the prefill; contexts grow by a token a step.
-        row_s = model.c + model.b * (prompt + steps / 2)
-        return cls(
-            alpha_s=steps * model.a,
-            beta_s=prefill_s + model.c + (steps - 1) * row_s,
-            first_s=model.a,
-            prefill_s=prefill_s + model.c,
-        )
-
-    def whole_s(self, size: int) -> float:
-        """From the start of a batch to its end."""
-        return self.alpha_s + size * self.beta_s
-
-    def begun_s(self, size: int) -> float:
-        """From the start of a batch to its first tokens."""
-        return self.first_s + size * self.prefill_s
+    def of(cls, model: StepEstimate, lengths: Lengths) -> BatchTimes:
+        """Of requests of these lengths, all alike."""
+        return cls(batch_cost(model, lengths), batch_cost(model, replace(lengths, new=1.0)))
 
 
 def batch_size(
@@ -116,11 +89,11 @@ def batch_size(
     whoever waits is better off in the next batch than in the one after it.
     *Ours*; the batch time linear in its size is Clipper's (Crankshaw et al., NSDI 2017).
     """
-    if not any(times.whole_s(1) + times.begun_s(1) <= one.ttft_s for one in demands):
+    if not any(times.whole.of(1) + times.begun.of(1) <= one.ttft_s for one in demands):
         return None
 
     def met(size: int) -> float:
-        whole_s, begun_s = times.whole_s(size), times.begun_s(size)
+        whole_s, begun_s = times.whole.of(size), times.begun.of(size)
         in_time = sum(
             one.rate * min(1.0, max(0.0, (one.ttft_s - begun_s) / whole_s)) for one in demands
         )

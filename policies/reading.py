@@ -105,13 +105,8 @@ def with_limits(limits: Limits, *, size: int, tokens: int, wait_timeout_s: float
 
 def with_size(limits: Limits, size: int, *, wait_timeout_s: float | None = None) -> Limits:
     """Limits with another B (at least 1), with T not below it, and with another W where given."""
-    size = max(1, size)
-    return replace(
-        limits,
-        max_batch_size=size,
-        max_batch_tokens=max(limits.max_batch_tokens, size),
-        wait_timeout_s=limits.wait_timeout_s if wait_timeout_s is None else wait_timeout_s,
-    )
+    wait_s = limits.wait_timeout_s if wait_timeout_s is None else wait_timeout_s
+    return with_limits(limits, size=size, tokens=limits.max_batch_tokens, wait_timeout_s=wait_s)
 
 
 def itl_in_words(tier: str, verdict: Verdict) -> str:

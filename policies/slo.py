@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from policies.contract import Limits, Proposal, Shape, Signals, StepEstimate
+from policies.costs import Lengths
 from policies.feedforward import BatchTimes, Demand, batch_size, largest_shared, prompt_tokens
 from policies.parameters import parameter
 from policies.reading import itl_targets, size_bound, tokens_bound, ttft_targets, with_limits
@@ -167,12 +168,12 @@ class Slo:
         # felt in a burst, when it is the last thing that is wanted.
         if (size_bound(signals) or 0.0) < self._parameters.binding:
             return _kept(limits, "batches are seldom full")
-        times = BatchTimes.of(model, prompt, new)
+        times = BatchTimes.of(model, Lengths(prompt, new))
         ready = max(1, sum(executor.ready for executor in signals.executors))
         rates = {tier.name: traffic.rate(tier.name) / ready for tier in traffic.tiers}
         demands = [Demand(rates[name], s) for name, s in ttft_targets(traffic.tiers)]
         size = batch_size(times, demands, rate=sum(rates.values()), most=shape.max_seqs)
-        told = f"a batch of n takes {times.alpha_s:.2f} s + n x {times.beta_s:.3f} s"
+        told = f"a batch of n takes {times.whole.fixed:.2f} s + n x {times.whole.each:.3f} s"
         if size is None:
             why = f"{told}: whoever waits is best off in the next one"
             return _Wanted(shape.max_seqs, limits.max_batch_tokens, why)

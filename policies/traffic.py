@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from policies.contract import ExecutorSignals, Signals, TierSignals
+from policies.contract import Signals, TierSignals
+from policies.costs import load
 
 
 @dataclass(slots=True)
@@ -60,11 +61,10 @@ class Traffic:
             rate.follow(tier.arrival_rate, passed_s)
         self.prompt.follow(self._mean([t.passed.prompt_tokens for t in self.tiers]), passed_s)
         self.new.follow(self._mean([t.passed.new_tokens for t in self.tiers]), passed_s)
-        stepped = [e for e in signals.executors if e.mean_batch and e.mean_context is not None]
-        if stepped:
-            self.rows.follow(sum(map(_rows, stepped)) / len(stepped), passed_s)
-            self.context.follow(sum(map(_context, stepped)) / len(stepped), passed_s)
-            self.prompts.follow(sum(map(_prompts, stepped)) / len(stepped), passed_s)
+        if (steps := load(signals)) is not None:
+            self.rows.follow(steps.sequences, passed_s)
+            self.context.follow(steps.context, passed_s)
+            self.prompts.follow(steps.prefill / steps.sequences, passed_s)
 
     def rate(self, tier: str) -> float:
         """Requests per second of a tier."""
@@ -87,15 +87,3 @@ class Traffic:
         ]
         total = sum(weight for weight, _ in pairs)
         return sum(weight * value for weight, value in pairs) / total if total > 0 else None
-
-
-def _rows(executor: ExecutorSignals) -> float:
-    return executor.mean_batch or 0.0
-
-
-def _context(executor: ExecutorSignals) -> float:
-    return executor.mean_context or 0.0
-
-
-def _prompts(executor: ExecutorSignals) -> float:
-    return (executor.mean_prefill or 0.0) / (executor.mean_batch or 1.0)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.contract import StepEstimate
+from policies.costs import Cost, Lengths
 from policies.feedforward import (
     MOST_ROWS,
     BatchTimes,
@@ -98,16 +99,15 @@ def test_prompts_that_cost_nothing_are_without_bound_and_no_time_is_for_none() -
     assert prompt_tokens(model(), 0.0) == 0.0
 
 
-def test_a_batch_takes_its_steps_and_what_each_row_adds() -> None:
-    times = BatchTimes.of(model(b=1e-6, d=1e-4), prompt=100.0, new=10.0)
-    assert times.alpha_s == pytest.approx(0.2)
-    # Prefill 10 ms, its row 1 ms, then nine decodes of 1 ms and 105 us.
-    assert times.beta_s == pytest.approx(0.011 + 9 * 0.001105)
-    assert times.begun_s(2) == pytest.approx(0.02 + 2 * 0.011)
+def test_a_batch_takes_its_steps_and_begins_with_its_prompts() -> None:
+    times = BatchTimes.of(model(b=1e-6, d=1e-4), Lengths(prompt=100.0, new=10.0))
+    # Ten steps of 20 ms; a row costs its prefill, 10 ms, and ten times 1.105 ms.
+    assert times.whole.of(2) == pytest.approx(0.2 + 2 * (0.01 + 10 * 0.001105))
+    assert times.begun.of(2) == pytest.approx(0.02 + 2 * (0.01 + 0.0011005))
 
 
 # A batch of n takes 0.5 s + 0.1 s * n, its first tokens come after 0.1 s * n.
-TIMES = BatchTimes(alpha_s=0.5, beta_s=0.1, first_s=0.0, prefill_s=0.1)
+TIMES = BatchTimes(whole=Cost(0.5, 0.1, 0.1, 1000), begun=Cost(0.0, 0.1, 0.1, 1000))
 
 
 def test_while_few_come_batches_are_small_enough_for_all_to_begin_in_time() -> None:

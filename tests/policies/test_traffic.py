@@ -13,7 +13,7 @@ def tier(name: str, *, rate: float | None = None, running: int = 0, **means: flo
 
 
 def tick(*tiers: TierSignals, rows: float | None = None, context: float = 0.0) -> Signals:
-    executor = ExecutorSignals("e", True, 0, 0, mean_batch=rows, mean_context=context)
+    executor = ExecutorSignals("e", True, 0, 0, steps=10, mean_batch=rows, mean_context=context)
     return Signals(1.0, 0.1, tiers, (executor,))
 
 
