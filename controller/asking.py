@@ -131,9 +131,8 @@ def _checked(answer: object) -> Proposal:
     if not isinstance(limits.tiers, Mapping):
         raise TypeError(f"Limits.tiers should map names to TierLimits, got {limits.tiers!r}")
     plain = Limits(
-        # Whole numbers come by the guard's rounding.
-        max_batch_size=_number("Limits.max_batch_size", limits.max_batch_size),  # type: ignore[arg-type]
-        max_batch_tokens=_number("Limits.max_batch_tokens", limits.max_batch_tokens),  # type: ignore[arg-type]
+        max_batch_size=_number("Limits.max_batch_size", limits.max_batch_size),  # type: ignore[arg-type]  # whole by the guard's rounding
+        max_batch_tokens=_number("Limits.max_batch_tokens", limits.max_batch_tokens),  # type: ignore[arg-type]  # likewise
         wait_timeout_s=_number("Limits.wait_timeout_s", limits.wait_timeout_s),
         tiers=MappingProxyType({name: _tier(name, t) for name, t in limits.tiers.items()}),
     )
@@ -148,7 +147,7 @@ def _tier(name: str, tier: object) -> TierLimits:
         if value is not None and not (isinstance(value, int | float) and value >= 0):
             raise TypeError(f"Limits.tiers[{name!r}] holds {value!r}, which is no limit")
     return TierLimits(
-        None if seats is None else _number("max_seats", seats),  # type: ignore[arg-type]  # as above
+        None if seats is None else _number("max_seats", seats),  # type: ignore[arg-type]  # likewise
         None if wait_s is None else _number("wait_timeout_s", wait_s),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from policies.contract import Cause, Limits, Proposal, Signals, Verdict
 from policies.parameters import parameter
 from policies.reading import (
+    binding_fraction,
     itl_in_words,
     not_binding,
     size_bound,
@@ -42,9 +43,7 @@ class Aimd:
         growth: float = parameter(
             0.05, "B grows by this fraction, and by 1 at least.", low=0, high=1
         )
-        binding: float = parameter(
-            0.5, "B grows when it was reached in this fraction of the steps.", low=0.01, high=1
-        )
+        binding: float = binding_fraction()
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters

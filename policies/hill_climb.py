@@ -7,7 +7,7 @@ from typing import Literal
 
 from policies.contract import Limits, Proposal, Signals
 from policies.parameters import parameter
-from policies.reading import not_binding, throughput, with_size
+from policies.reading import binding_fraction, not_binding, throughput, with_size
 
 Kind = Literal["goodput", "tokens"]
 
@@ -52,12 +52,8 @@ class HillClimb:
         gain: float = parameter(
             0.01, "Less than this is none.", low=0, high=0.5, unit="fraction of what was seen"
         )
-        binding: float = parameter(
-            0.5,
-            "B moves when it was reached in this fraction of the steps.",
-            low=0.01,
-            high=1,
-            unit="fraction",
+        binding: float = binding_fraction(
+            "B moves when it was reached in this fraction of the steps."
         )
 
         def __post_init__(self) -> None:

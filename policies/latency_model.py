@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from policies.contract import Limits, Proposal, Signals, StepEstimate, TierSignals
 from policies.costs import batch_cost, lengths, load, run_to_completion, seats, step_cost
 from policies.parameters import parameter
-from policies.reading import not_binding, present, tightest_itl, with_size
+from policies.reading import binding_fraction, not_binding, present, tightest_itl, with_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,7 @@ class LatencyModel:
             high=0.99,
             unit="fraction",
         )
-        binding: float = parameter(
-            0.5,
-            "B grows when it was reached in this fraction of the steps.",
-            low=0.01,
-            high=1,
-            unit="fraction",
-        )
+        binding: float = binding_fraction()
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters

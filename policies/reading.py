@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from policies.contract import Limits, Metric, Signals, TierSignals, Utilization, Verdict
+from policies.parameters import parameter
 
 
 def verdicts_on_itl(signals: Signals) -> Iterator[tuple[str, Verdict]]:
@@ -55,6 +57,13 @@ def size_bound(signals: Signals) -> float | None:
     """
     known = [e.size_bound for e in signals.executors if e.ready and e.size_bound is not None]
     return max(known, default=None)
+
+
+def binding_fraction(
+    doc: str = "B grows when it was reached in this fraction of the steps.",
+) -> Any:
+    """The parameter `binding`, for `not_binding`: half of the steps, as the guard has it."""
+    return parameter(0.5, doc, low=0.01, high=1, unit="fraction")
 
 
 def not_binding(signals: Signals, least: float) -> str | None:

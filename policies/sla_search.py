@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from policies.contract import Limits, Proposal, Signals, Verdict
 from policies.costs import load, seats
 from policies.parameters import parameter
-from policies.reading import not_binding, tightest_itl, with_size
+from policies.reading import binding_fraction, not_binding, tightest_itl, with_size
 
 
 class SlaSearch:
@@ -59,13 +59,7 @@ class SlaSearch:
         samples: int = parameter(
             10, "Latencies under the B in force before the next move.", low=1, high=1000
         )
-        binding: float = parameter(
-            0.5,
-            "B grows when it was reached in this fraction of the steps.",
-            low=0.01,
-            high=1,
-            unit="fraction",
-        )
+        binding: float = binding_fraction()
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters

@@ -9,7 +9,14 @@ from policies.contract import Limits, Proposal, Shape, Signals, StepEstimate
 from policies.costs import Lengths
 from policies.feedforward import BatchTimes, Demand, batch_size, largest_shared, prompt_tokens
 from policies.parameters import parameter
-from policies.reading import itl_targets, size_bound, tokens_bound, ttft_targets, with_limits
+from policies.reading import (
+    binding_fraction,
+    itl_targets,
+    size_bound,
+    tokens_bound,
+    ttft_targets,
+    with_limits,
+)
 from policies.traffic import Traffic
 from policies.trims import Trims
 
@@ -83,8 +90,8 @@ class Slo:
         hold: float = parameter(
             0.02, "W is at most this part of the tightest time to first token.", low=0, high=0.5
         )
-        binding: float = parameter(
-            0.5, "A limit grows when it was reached in this part of the steps.", low=0.01, high=1
+        binding: float = binding_fraction(
+            "A limit grows when it was reached in this part of the steps."
         )
 
     def __init__(self, parameters: Parameters) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from policies.contract import Limits, Proposal, Signals, Utilization, Verdict
 from policies.parameters import parameter
 from policies.reading import (
+    binding_fraction,
     itl_in_words,
     not_binding,
     queued_per_seat,
@@ -58,9 +59,7 @@ class Threshold:
         wait_step_s: float = parameter(
             0.001, "W moves by this many seconds at least.", low=0, high=1
         )
-        binding: float = parameter(
-            0.5, "B grows when it was reached in this fraction of the steps.", low=0.01, high=1
-        )
+        binding: float = binding_fraction()
 
         def __post_init__(self) -> None:
             if self.queue_low >= self.queue_high:
