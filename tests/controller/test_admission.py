@@ -142,10 +142,12 @@ class TestFeasibility:
         for _ in range(4):
             stage.arrive("offline", new=50)
         stage.arrive("paid", start_by=2.0)
+        assert len(stage.batcher.queues["paid"]) == 1
 
     def test_where_nobody_waits_nobody_is_refused(self) -> None:
         stage = Stage.build(model=model(a=100.0))
         stage.arrive("paid", start_by=1.0)
+        assert len(stage.batcher.queues["paid"]) == 1
 
     def test_a_tier_that_drops_the_late_refuses_what_would_be_late(self) -> None:
         tiers = (PAID, Tier("free", 1, Targets(ttft_s=5.0), late="drop"))
@@ -183,6 +185,7 @@ class TestShedding:
         stage = Stage.build(tiers=self.SHEDDABLE)
         stage.batcher.admission.press({"paid": 1.0})
         stage.arrive(tier)
+        assert len(stage.batcher.queues[tier]) == 1
 
     def test_what_lower_tiers_miss_sheds_nobody(self) -> None:
         stage = Stage.build(tiers=self.SHEDDABLE)
