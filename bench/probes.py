@@ -69,11 +69,11 @@ def _prefills(capacity: Capacity) -> Iterator[Probe]:
 def _descents(capacity: Capacity) -> Iterator[Probe]:
     at_once = DECODES + SLACK
     # A batch that runs to completion costs to its end what it cost at its beginning.
-    levels = 1 if capacity.runs_to_completion else len(_sizes(capacity.max_seqs))
+    levels = 1 if capacity.runs_to_completion else len(sizes_up_to(capacity.max_seqs))
     room = min(capacity.max_context_tokens // 2, capacity.kv_tokens // 4)
     new_tokens = max(2, min(levels * at_once, room))
     for prompt in _up_to(CONTEXTS, _longest(capacity, new_tokens)):
-        sizes = _sizes(_most(capacity, prompt + min(at_once, new_tokens) + BLOCK))
+        sizes = sizes_up_to(_most(capacity, prompt + min(at_once, new_tokens) + BLOCK))
         if capacity.runs_to_completion:
             yield from (Probe(prompt, (size,), new_tokens) for size in sizes)
         else:
@@ -97,7 +97,7 @@ def _up_to(sizes: Sequence[int], most: int) -> list[int]:
     return fitting
 
 
-def _sizes(top: int) -> tuple[int, ...]:
+def sizes_up_to(top: int) -> tuple[int, ...]:
     """From `top` down to 1, by a quarter or a third at a time: 16, 12, 8, 6, 4, 3, 2, 1."""
     powers = [2**power for power in range(top.bit_length())]
     between = [3 * power // 2 for power in powers[1:]]

@@ -8,14 +8,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from bench.one_worker import OneWorker, WorkerFailed, worker
+from bench import profile_plot
+from bench.held_out import HeldOut, check
+from bench.one_worker import OneWorker, Told, WorkerFailed, worker
 from bench.probes import Probe, Prober, probes_of
+from bench.profile_curve import OUTPUT, PROMPT, Curve, Mix, curve_of
+from bench.profile_curve import table as curve_table
+from bench.profile_plot import CannotPlot
+from bench.profile_progress import Shown, shown
 from bench.profile_report import About, as_yaml, coefficients, table
 from bench.step_fit import Fit, NothingToFit, cells_of, fit
 from controller.config import Config
@@ -30,7 +37,15 @@ ROUNDS = 5
 # A round that took half of the time leaves as much for a second one, and so for medians.
 FIRST_ROUND = 0.5
 
-Told = Callable[[str], None]
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a profile comes to. `held_out` None: too few kinds of step to keep some back."""
+
+    about: About
+    fit: Fit
+    held_out: HeldOut | None
+    curve: Curve
 
 
 @app.command()
@@ -46,9 +61,18 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(help="Write a file for `headway simulate --executor` there.")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw throughput against latency into a .svg or .png.")
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Measure for so long at most, once it is loaded.")
     ] = 120,
+    prompt: Annotated[
+        int, typer.Option(min=1, help="Tokens of a prompt, for the table by batch size.")
+    ] = PROMPT,
+    output: Annotated[
+        int, typer.Option(min=1, help="Tokens of a completion, for the table by batch size.")
+    ] = OUTPUT,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
     ] = None,
@@ -59,46 +83,85 @@ def profile(
     if out is not None and not out.parent.is_dir():
         _fail(f"--out {out}: there is no folder {out.parent}")
     try:
+        if plot is not None:
+            profile_plot.check(plot)
         loaded = _loaded(config, model, set_ or ())
         chosen = _chosen(loaded, executor)
         check_folders(loaded)
-        about, found = asyncio.run(measured(chosen, seconds=seconds, told=_say))
-    except (ConfigError, WorkerFailed, NothingToFit) as error:
+        with shown() as progress:
+            mix = Mix(prompt, output)
+            found = asyncio.run(measured(chosen, seconds=seconds, mix=mix, progress=progress))
+    except (CannotPlot, ConfigError, WorkerFailed, NothingToFit) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         _fail("interrupted; its process is gone, and nothing was written")
-    typer.echo(f"{about.told()}: {about.lasted_s:.0f} s of steps, medians against the fit\n")
-    typer.echo(table(found))
-    typer.echo("\n" + ", ".join(f"{key} {value}" for key, value in coefficients(found).items()))
+    typer.echo(_told(found))
     if out is not None:
-        out.write_text(as_yaml(found, about), encoding="utf-8")
+        text = as_yaml(found.fit, found.about, held_out=found.held_out)
+        out.write_text(text, encoding="utf-8")
         _say(f"written to {out}")
+    if plot is not None:
+        profile_plot.plot(found.curve, found.about.told(), plot)
+        _say(f"drawn into {plot}")
 
 
-async def measured(config: ExecutorConfig, *, seconds: float, told: Told) -> tuple[About, Fit]:
+def _told(found: Measured) -> str:
+    about, fitted, held_out = found.about, found.fit, found.held_out
+    return "\n".join(
+        [
+            f"{about.told()}: {about.lasted_s:.0f} s of steps, medians against the fit",
+            "",
+            table(fitted),
+            "held out: too few kinds of step" if held_out is None else held_out.told(),
+            "",
+            ", ".join(f"{key} {value}" for key, value in coefficients(fitted).items()),
+            "",
+            curve_table(found.curve),
+        ]
+    )
+
+
+async def measured(
+    config: ExecutorConfig, *, seconds: float, mix: Mix, progress: Shown
+) -> Measured:
     """Start the executor, measure for `seconds` at most once it is ready, and end it.
 
-    Raises WorkerFailed, NothingToFit.
+    `mix` is what the curve by batch size is reckoned for. Raises WorkerFailed, NothingToFit.
     """
     begin = Begin(config.name, config.kind, config.settings())
     async with worker(
-        begin, load_timeout_s=config.load_timeout, stall_after_s=config.stall_after, told=told
+        begin,
+        load_timeout_s=config.load_timeout,
+        stall_after_s=config.stall_after,
+        told=progress.tell,
     ) as one:
         begun = time.monotonic()
-        steps = await rounds(one, seconds=seconds, told=told)
+        steps = await rounds(one, seconds=seconds, told=progress.tell, at=progress.at)
         lasted_s = time.monotonic() - begun
         capacity = one.ready.capacity
     about = About(config.name, config.kind, capacity, datetime.now(UTC), lasted_s)
-    return about, fit(cells_of(steps))
+    cells = cells_of(steps)
+    fitted = fit(cells)
+    return Measured(about, fitted, check(cells), curve_of(fitted.estimate, capacity, mix))
+
+
+def _ignore(fraction: float) -> None:
+    return None
 
 
 async def rounds(
-    one: OneWorker, *, seconds: float, told: Told, clock: Callable[[], float] = time.monotonic
+    one: OneWorker,
+    *,
+    seconds: float,
+    told: Told,
+    at: Callable[[float], None] = _ignore,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[tuple[int, StepSample]]:
     """The steps of all probes, some times over, each with the prompt length of its probe.
 
     What the machine does beside this falls on every probe alike, since they take turns. The first
-    round leaves out what would take too long for a second. Raises WorkerFailed.
+    round leaves out what would take too long for a second. `at` hears which fraction is done.
+    Raises WorkerFailed.
     """
     begun = clock()
     prober = Prober(one, clock, begun + seconds)
@@ -116,6 +179,9 @@ async def rounds(
                 continue
             steps += [(probe.prompt, sample) for sample in await prober.measure(probe)]
             computed += probe.tokens
+            part = sum(p.tokens for p in (*done, probe)) / sum(p.tokens for p in probes)
+            # Over when the rounds are, or the time is.
+            at(max((number - 1 + min(1.0, part)) / ROUNDS, (clock() - begun) / seconds))
             if prober.is_late:
                 break
             if probe in prober.impossible:

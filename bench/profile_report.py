@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
+from bench.held_out import HeldOut
 from bench.step_fit import Cell, Fit
 from controller.units import SECONDS
 from executor.contract import Capacity
@@ -67,14 +68,16 @@ def coefficients(fit: Fit) -> dict[str, str]:
     return written | {"knee": str(estimate.knee), "jitter": f"{min(fit.jitter, 0.99):.3f}"}
 
 
-def as_yaml(fit: Fit, about: About) -> str:
-    """An executor of kind `simulated` that is like the one that was profiled."""
+def as_yaml(fit: Fit, about: About, *, held_out: HeldOut | None = None) -> str:
+    """An executor of kind `simulated` that is like the one that was profiled; `held_out` is what
+    is known of steps that a fit was not shown."""
     capacity, found = about.capacity, coefficients(fit)
     steps = sum(len(cell.samples) for cell in fit.cells)
     lines = [
         f"# Measured by `headway profile`: {about.told()},",
         f"# {about.when:%Y-%m-%d %H:%M %Z}, {steps} steps in {about.lasted_s:.0f} s.",
         f"# The fit is off by {_off(fit, fit.cells)}.",
+        *([] if held_out is None else [f"# {held_out.told()}."]),
         "# For `headway simulate --executor FILE`, or among the executors of a configuration.",
         "kind: simulated",
         f"model: {_quoted(capacity.model)}",

@@ -26,6 +26,7 @@ from controller.queues import TierQueue
 from controller.request import Outcome, Request, State
 from controller.returns import Returns
 from controller.scheduler import Scheduler
+from controller.standing import Standings
 from controller.tiers import Tier
 from controller.triage import Triage
 from executor.contract import Capacity, Key, Report, Submit, Tokens, Work
@@ -63,7 +64,8 @@ class Batcher:
         self.scheduler = Scheduler(self.queues.values())
         self.admission = Admission(self.queues, self.executors, self.forecast, evict=self._evict)
         comers = AllComers(self.executors)
-        self._audience = Audience((*listeners, comers))
+        self.standings = Standings(self.executors)
+        self._audience = Audience((*listeners, comers, self.standings))
         self.book = Book(self._audience)
         self._returns = Returns(
             self.queues, self.book, self.scheduler, lengths=self._lengths, audience=self._audience
@@ -79,6 +81,7 @@ class Batcher:
             preemptor=self._preemptor,
             paces=self._paces,
             holder=self._holder,
+            standings=self.standings,
             audience=self._audience,
         )
         self._triage = Triage(tuple(self.queues.values()), self.forecast)
@@ -181,6 +184,7 @@ class Batcher:
             resumes = seats.capacity.can_resume
             self._release.pop(executor, None)
             self._owed_answer.discard(executor)
+            self.standings.lost(executor)
             self._returns.lost(seats.clear(), now, resumes=resumes)
         if all(other.back_at is None and not other.ready for other in self.executors.values()):
             for request_id in list(self.book.requests):

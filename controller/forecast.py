@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from controller.ledger import ExecutorSeats, SeatState
 from controller.lengths import LengthHistory
 from controller.memory import peak_tokens
 from controller.promises import NOTHING_KNOWN, Need
 from controller.request import Request
+from executor.contract import Capacity
 from policies.contract import StepEstimate
 
 Estimate = Callable[[str], StepEstimate | None]
 
 # Predictions err: of the memory, so much is planned with.
 KV_PLANNED = 0.97
+# The model, how many run, their context, tokens in a step; then: a step with one more.
+_Beside = tuple[StepEstimate | None, int, int, int, float]
+_NOBODY: _Beside = (None, 0, 0, 1, 0.0)
+_whole = attrgetter("whole_s")
 
 
 class Forecast:
@@ -34,8 +40,7 @@ class Forecast:
         self._executors = executors
         self._estimate = estimate
         self._lengths = lengths
-        # The model, how many run, their context, tokens in a step; then: a step with one more.
-        self._beside: tuple[StepEstimate | None, int, int, int, float] = (None, 0, 0, 1, 0.0)
+        self._beside: dict[str, _Beside] = {}
 
     def model(self, executor: str) -> StepEstimate | None:
         """The step model of one executor."""
@@ -59,11 +64,27 @@ class Forecast:
         return max(1, sum([seats.ready for seats in self._executors.values()]))
 
     def prompts_s(self, tokens: int) -> float:
-        """What an executor takes for so many tokens of prompts; 0 while nothing is known."""
-        for seats in self._executors.values():
-            if (model := self._estimate(seats.name)) is not None:
-                return model.d * tokens
-        return 0.0
+        """What all together take for so many tokens of prompts; 0 while nothing is known."""
+        costs = [
+            model.d
+            for seats in self._executors.values()
+            if seats.capacity is not None and (model := self._estimate(seats.name)) is not None
+        ]
+        return tokens * _shared(costs)
+
+    def delay_s(self, seats: ExecutorSeats, request: Request) -> float | None:
+        """Until a request would be done on this executor, if it went there now.
+
+        Shortest expected delay: where servers differ, going by it is nearly the best that can be
+        done at the door (Banawan and Zahorjan 1989).
+        """
+        if (model := self._estimate(seats.name)) is None:
+            return None
+        has = _has(request)
+        prompts = seats.prompt_tokens + has
+        context = seats.reserved_tokens + request.work_tokens
+        step_s = model.predict(len(seats.seats) + 1, context)
+        return model.d * prompts + max(1, request.work_tokens - has) * step_s
 
     def prompts_left(self, priority: int) -> int:
         """Tokens that executors still have to prefill before a prompt of this priority."""
@@ -77,19 +98,29 @@ class Forecast:
         )
 
     def need(self, request: Request) -> Need:
-        """What a request takes from its dispatch on, beside those that run now."""
-        for seats in self._executors.values():
-            if seats.capacity is not None and (model := self._estimate(seats.name)) is not None:
-                break
-        else:
-            return NOTHING_KNOWN
+        """What a request takes from its dispatch on, beside those that run now, where it takes
+        least."""
+        needs = [
+            self._need(request, seats, seats.capacity, model)
+            for seats in self._executors.values()
+            if seats.capacity is not None and (model := self._estimate(seats.name)) is not None
+        ]
+        if len(needs) > 1:
+            return min(needs, key=_whole)
+        return needs[0] if needs else NOTHING_KNOWN
+
+    def _need(
+        self, request: Request, seats: ExecutorSeats, capacity: Capacity, model: StepEstimate
+    ) -> Need:
         prompt, rows = len(request.prompt), len(seats.seats)
         # Asked for every request that comes: the running ones change less often.
         context, tokens = seats.context_tokens, seats.step_tokens
-        if self._beside[:4] != (model, rows, context, tokens):
-            self._beside = (model, rows, context, tokens, model.predict(rows + 1, context))
-        step_s, chunk = self._beside[4] + model.b * prompt, tokens - rows
-        if not seats.capacity.splits_prefill:
+        beside = self._beside.get(seats.name, _NOBODY)
+        if beside[:4] != (model, rows, context, tokens):
+            beside = (model, rows, context, tokens, model.predict(rows + 1, context))
+            self._beside[seats.name] = beside
+        step_s, chunk = beside[4] + model.b * prompt, tokens - rows
+        if not capacity.splits_prefill:
             first_s = model.a + prompt * (model.d + model.e * prompt)
         elif prompt <= chunk:
             first_s = step_s + prompt * (model.d + model.e * prompt)
@@ -166,20 +197,23 @@ class Forecast:
 
     def drain_s(self, waiting: Iterable[tuple[int, int]]) -> float | None:
         """How long all executors together take for work, given as pairs of (prompt, new) tokens."""
-        speeds = []
+        prompts, new = map(sum, zip(*waiting, strict=True)) if waiting else (0, 0)
+        alone = []
         for seats in self._executors.values():
             if seats.capacity is not None and (model := self._estimate(seats.name)) is not None:
                 size = max(1, seats.size_limit)
                 held = max(1, len(seats.seats))
                 step_s = model.predict(size, seats.context_tokens / held * size)
-                speeds.append((model.d, step_s / size))
-        if not speeds:
-            return None
-        prompts, new = map(sum, zip(*waiting, strict=True)) if waiting else (0, 0)
-        # Like executors share the work equally.
-        mean_d = sum(d for d, _ in speeds) / len(speeds)
-        mean_new = sum(s for _, s in speeds) / len(speeds)
-        return (prompts * mean_d + new * mean_new) / len(speeds)
+                alone.append(prompts * model.d + new * step_s / size)
+        return _shared(alone) if alone else None
+
+
+def _shared(alone_s: Sequence[float]) -> float:
+    """How long several take for what each would take so long for by itself: they share it by their
+    speed. 0 of nobody, and where one needs no time."""
+    if len(alone_s) == 1:
+        return alone_s[0]
+    return 1.0 / sum([1.0 / one for one in alone_s]) if alone_s and min(alone_s) > 0 else 0.0
 
 
 def _has(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""Which requests share a batch: whoever is next takes the free seat where the least work waits."""
+"""Which requests share a batch: whoever is next takes the free seat where it will be done first."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from controller.hold import Hold, Holder
 from controller.ledger import ExecutorSeats
 from controller.listener import Audience
 from controller.pacing import Pace
+from controller.placing import Placing
 from controller.plan import Dispatch, Why
 from controller.preemption import Preemptor
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.scheduler import Scheduler, Turn
 from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
+from controller.standing import Standings
 from controller.tiers import seat_cap
 from executor.contract import Submit
 from policies.contract import StepEstimate
@@ -69,6 +71,7 @@ class Former:
         preemptor: Preemptor,
         paces: Mapping[str, Pace],
         holder: Holder,
+        standings: Standings,
         audience: Audience,
     ) -> None:
         self._queues = queues
@@ -77,6 +80,8 @@ class Former:
         self._paces = paces
         self._sparing = Sparing((), forecast)
         self._holder = holder
+        self._standings = standings
+        self._placing = Placing(forecast, standings)
         self._scheduler = scheduler
         self._executors = executors
         self._audience = audience
@@ -92,7 +97,7 @@ class Former:
         self._capped = any(tier.max_seats is not None for tier in tiers)
 
     def form(self, now: float, *, draining: bool) -> Formed:
-        """Fill the seats that are free, one at a time, where the least work is."""
+        """Fill the seats that are free, one at a time, where it takes least."""
         formed = Formed({}, [], [])
         self.waiting_for_steps.clear()
         waiting = [queue for queue in self._queues.values() if queue.waiting]
@@ -102,7 +107,7 @@ class Former:
         oldest_s = now - min(first.arrival for q in waiting if (first := q.oldest()) is not None)
         open_ = self._open(now, formed, waiting=waiting, draining=draining)
         while open_:
-            batch = min(open_, key=_work_there) if len(open_) > 1 else open_[0]
+            batch = self._best(open_, now) if len(open_) > 1 else open_[0]
             if len(batch.members) < batch.room and self._seat_next(batch, now, formed):
                 continue
             open_.remove(batch)
@@ -124,6 +129,11 @@ class Former:
             room = seats.note_room(now)
             if not room:
                 continue
+            room, out_until = self._standings.room(seats, room, now)
+            if not room:
+                if out_until is not None:
+                    formed.held_until.append(out_until)
+                continue
             verdict = self._holder.hold(seats, waiting, now, draining=draining)
             if verdict.until is not None and verdict.until > now:
                 formed.held_until.append(verdict.until)
@@ -137,6 +147,13 @@ class Former:
         model = None if alone else self._forecast.model(seats.name)
         return _Batch(seats, verdict, room, [], self._company(seats, room), model)
 
+    def _best(self, open_: list[_Batch], now: float) -> _Batch:
+        """Where whoever is next is best off."""
+        pick = self._scheduler.pick(now)
+        if pick is None:
+            return open_[0]
+        return open_[self._placing.best([batch.seats for batch in open_], pick[0])]
+
     def _seat_next(self, batch: _Batch, now: float, formed: Formed) -> bool:
         seats = batch.seats
         if self._capped or seats.limits.tiers:
@@ -147,8 +164,11 @@ class Former:
             pick = self._scheduler.pick(now)
         if pick is None:
             return False
-        request, turn = pick
-        queue = self._queues[request.tier]
+        head, turn = pick
+        queue = self._queues[head.tier]
+        request = self._placing.next_that_fits(seats, queue, head)
+        if request is None:
+            return False
         priority = queue.tier.priority
         if not seats.takes_prompt(request, priority) or (
             turn is Turn.PRIORITY
@@ -160,6 +180,8 @@ class Former:
             return False
         if batch.company is not None:
             request = batch.company.instead_of(request, now)
+        if self._standings.shuns(request, seats):
+            return False
         # Of those who were there at a failure half go at a time, and nobody beside them: so the one
         # that is to blame is found, and fails alone.
         if seats.trials and seats.trials >= max(1, request.suspects // 2):
@@ -239,10 +261,6 @@ class Former:
         else:
             seats.note_too_large(request)
         return fits
-
-
-def _work_there(batch: _Batch) -> int:
-    return batch.seats.reserved_tokens
 
 
 def _dispatch(batch: _Batch, depth: int, *, waited_s: float, now: float) -> Dispatch:

@@ -40,7 +40,7 @@ class Triage:
             if queue.timely() > 1 and queue.tier.order == "edf":
                 before = lead + self._forecast.prompts_left(queue.tier.priority)
                 speed = self._forecast.ready()
-                start = now + self._forecast.prompts_s(before) / speed
+                start = now + self._forecast.prompts_s(before)
                 # Who has begun has met that target, and keeps the place that it had.
                 fresh = [one for one in queue.firsts_by_due(LOOK) if not one.tokens]
                 waiting = sorted(fresh, key=_wanted_by)

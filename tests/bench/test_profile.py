@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import signal
 import statistics
@@ -17,6 +18,7 @@ from bench.one_worker import OneWorker, WorkerFailed, worker
 from bench.presets import executor_of
 from bench.probes import Probe, Prober
 from bench.profile import main, rounds
+from bench.profile_progress import shown
 from bench.profile_report import as_yaml, table
 from bench.step_fit import cells_of, fit, predicted_s
 from executor.contract import Begin, Fault, Sampling, StepSample, Submit, Work
@@ -79,7 +81,9 @@ def test_a_simulated_executor_comes_back_as_it_was_configured(
     """Without jitter there is nothing to be off by but four digits, and the part in a million
     that keeps the equations solvable."""
     out = tmp_path / "like.yaml"
-    assert profile("-c", configured(tmp_path, SIMULATED | kind), "--out", str(out)) == 0
+    drawn = tmp_path / "like.svg"
+    words = ("--out", str(out), "--plot", str(drawn), "--prompt", "100", "--output", "50")
+    assert profile("-c", configured(tmp_path, SIMULATED | kind), *words) == 0
     like = executor_of(str(out))
     times = (like.a_s, like.b_s, like.c_s, like.c_above_s, like.d_s, like.e_s)
     assert times == pytest.approx((2e-4, 3e-8, 5e-6, 1.5e-5, 1e-6, 1e-9), rel=5e-3)
@@ -90,6 +94,10 @@ def test_a_simulated_executor_comes_back_as_it_was_configured(
     told = capsys.readouterr()
     assert "executor main (simulated, sim) on simulated" in told.out
     assert "knee 12" in told.out
+    assert "which a fit to the others tells within 0.0% in the median" in told.out
+    assert "prompts of 100\ntokens that replace rows which are done" in told.out
+    assert told.out.count("<- knee") <= 1
+    assert "prompts of 100, completions of 50" in drawn.read_text()
     assert "round 5 of 5" in told.err
     head = out.read_text().splitlines()
     assert (
@@ -222,6 +230,30 @@ def test_the_time_for_measuring_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert "for want of time nothing of" in capsys.readouterr().err
 
 
+def test_on_a_terminal_there_is_a_bar_and_elsewhere_there_are_lines() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, has_bar in ((Terminal(), True), (io.StringIO(), False)):
+        with shown(stream) as progress:
+            progress.tell("a line [1] of it")
+            progress.at(0.5)
+            progress.tell("and another")
+        written = stream.getvalue()
+        assert "a line [1] of it\n" in written
+        assert "and another\n" in written
+        assert ("50%" in written) is has_bar
+
+
+async def test_progress_goes_up_to_the_end_of_the_rounds() -> None:
+    heard: list[float] = []
+    async with worker(begin(a_s=1e-4), load_timeout_s=20, stall_after_s=20, told=ignore) as one:
+        await rounds(one, seconds=60, told=ignore, at=heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -229,6 +261,7 @@ def test_the_time_for_measuring_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
         (("-c", "two"), "there are several executors, name one with --executor: x, y"),
         (("-c", "two", "--executor", "z"), "no executor 'z': there are x, y"),
         (("-c", "two", "--out", "no/such/file.yaml"), "there is no folder no/such"),
+        (("-c", "two", "--plot", "curve.pdf"), "curve.pdf: the name should end with .svg or .png"),
         (("-c", "two", "--set", "log"), "--set log: should be KEY=VALUE"),
         (("-c", "no.yaml"), "no.yaml"),
         (("--model", "no/such/model"), "no/such/model"),
