@@ -90,7 +90,7 @@ def settings_of(config: Config) -> dict[str, SimulatedSettings]:
     """The simulated executors of a configuration, by name."""
     return {
         executor.name: msgspec.convert(executor.settings(), SimulatedSettings)
-        for executor in config.executors
+        for executor in config.executor_list()
         if isinstance(executor, SimulatedExecutor)
     }
 
@@ -101,7 +101,7 @@ def simulated(config: Config, workload: Workload, seed: int, *, gateway_s: float
     journal, tiers = Journal(), config.tier_list()
     core = build_core(
         tiers,
-        {executor.name: executor.group for executor in config.executors},
+        {executor.name: executor.group for executor in config.executor_list()},
         limits=config.limits,
         envelope=config.envelope,
         control=config.control,

@@ -19,7 +19,7 @@ from bench.simulator import ALL, Rules, Simulator
 from bench.traces import Fitting, read, replay
 from bench.workloads import WORKLOADS, Scene
 from controller.config import Config
-from controller.config_control import ControlConfig, LimitsConfig, PolicyConfig
+from controller.config_control import ControlConfig, GroupConfig, LimitsConfig, PolicyConfig
 from controller.core import build_core
 from controller.hold import HoldRule
 from controller.tiers import Tier
@@ -153,7 +153,7 @@ def simulator_of(case: Case, *, stopwatch: Callable[[], float] = lambda: 0.0) ->
     config, contender = case.config, case.contender
     tiers = {tier.name: tier for tier in config.tier_list()}
     groups = dict.fromkeys(case.executors, "default")
-    groups |= {e.name: e.group for e in config.executors if e.name in groups}
+    groups |= {e.name: e.group for e in config.executor_list() if e.name in groups}
     workload = _workload(case)
     journal = Journal()
     core = build_core(
@@ -166,6 +166,7 @@ def simulator_of(case: Case, *, stopwatch: Callable[[], float] = lambda: 0.0) ->
         started=0.0,
         stopwatch=stopwatch,
         tier_policies={} if contender.fifo else config.tier_policies(),
+        own={name: _own(written, config, contender) for name, written in config.groups.items()},
     )
     rules = Rules(
         config.control.interval,
@@ -194,6 +195,12 @@ def _limits(written: LimitsConfig, contender: Contender) -> LimitsConfig:
         "wait_timeout": contender.wait_s,
     }
     return written.model_copy(update={key: v for key, v in given.items() if v is not None})
+
+
+def _own(written: GroupConfig, config: Config, contender: Contender) -> GroupConfig:
+    """A group with its own limits and envelope; whoever is compared has the say there too."""
+    limits = _limits(written.limits or config.limits, contender)
+    return written.model_copy(update={"policy": None, "limits": limits})
 
 
 def _control(written: ControlConfig, contender: Contender) -> ControlConfig:

@@ -173,7 +173,7 @@ def _executors(config: Config, name: str | None) -> dict[str, SimulatedSettings]
         return {"main": executor_of(name)}
     found = {
         executor.name: msgspec.convert(executor.settings(), SimulatedSettings)
-        for executor in config.executors
+        for executor in config.executor_list()
         if isinstance(executor, SimulatedExecutor)
     }
     if not found:

@@ -214,12 +214,12 @@ def _loaded(path: Path | None, model: str | None, set_: Sequence[str]) -> Config
 
 
 def _chosen(config: Config, name: str | None) -> ExecutorConfig:
-    names = [executor.name for executor in config.executors]
+    names = [executor.name for executor in config.executor_list()]
     if name is None and len(names) > 1:
         _fail(f"there are several executors, name one with --executor: {', '.join(names)}")
     if name is not None and name not in names:
         _fail(f"no executor {name!r}: there are {', '.join(names)}")
-    return config.executors[0 if name is None else names.index(name)]
+    return config.executor_list()[0 if name is None else names.index(name)]
 
 
 def _say(words: str) -> None:

@@ -87,7 +87,7 @@ def profiled(config: Path, out: Path, *, seconds: float) -> float:
 
 def simulated(config: Config, like: Path, seconds: float, *, seed: int) -> float:
     """Tokens per second that the simulator gives the clients."""
-    (executor,) = config.executors
+    (executor,) = config.executor_list()
     journal, tiers = Journal(), config.tier_list()
     core = build_core(
         tiers,

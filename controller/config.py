@@ -10,10 +10,13 @@ from pydantic import Field, Strict
 from controller.config_control import (
     ControlConfig,
     EnvelopeConfig,
+    GroupConfig,
     LimitsConfig,
     OwnPolicyConfig,
+    PolicyConfig,
 )
 from controller.config_executors import ContinuousExecutor, ExecutorConfig
+from controller.config_replicas import each_of
 from controller.config_types import Count, Fraction, Name, Section, Switch
 from controller.tiers import Late, Order, Targets, Tier
 from controller.units import Duration, Size
@@ -184,12 +187,33 @@ class Config(Section):
     """The hard range of each limit."""
     control: ControlConfig = ControlConfig()
     """The control loop."""
+    groups: Mapping[Name, GroupConfig] = Field(default_factory=dict)
+    """What groups of executors have of their own, by the name of the group."""
     executors: tuple[ExecutorConfig, ...] = (ContinuousExecutor(kind="continuous"),)
     """What runs batches. A file that lists executors lists all of them."""
     log: LogConfig = LogConfig()
     """Structured logs."""
     record: RecordConfig = RecordConfig()
     """A record of the traffic for replay."""
+
+    def executor_list(self) -> tuple[ExecutorConfig, ...]:
+        """Every executor by itself, with a name of its own: see `count` and `devices`."""
+        return tuple(one for written in self.executors for one in each_of(written))
+
+    def limits_of(self, group: str) -> LimitsConfig:
+        """The limits at start of a group of executors."""
+        return self._own(group).limits or self.limits
+
+    def envelope_of(self, group: str) -> EnvelopeConfig:
+        """The envelope of a group of executors."""
+        return self._own(group).envelope or self.envelope
+
+    def policy_of(self, group: str) -> PolicyConfig | OwnPolicyConfig:
+        """The policy of a group of executors."""
+        return self._own(group).policy or self.control.policy
+
+    def _own(self, group: str) -> GroupConfig:
+        return self.groups.get(group) or GroupConfig()
 
     def tier_policies(self) -> dict[str, OwnPolicyConfig]:
         """The policies of tiers that have one of their own."""

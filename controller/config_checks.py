@@ -6,11 +6,13 @@ import ipaddress
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import pairwise
 
+from controller import config_groups
 from controller.asking import one_line
 from controller.config import Config
 from controller.config_control import OwnPolicyConfig, PolicyConfig
 from controller.config_executors import ContinuousExecutor
-from controller.config_tree import Path, Problem, dotted, shortened
+from controller.config_replicas import each_of
+from controller.config_tree import Path, Problem, dotted
 from controller.units import format_duration, format_size
 from policies.registry import PolicyError, load
 from policies.registry import problems as policy_problems
@@ -18,7 +20,16 @@ from policies.registry import problems as policy_problems
 
 def cross_check(config: Config) -> list[Problem]:
     """Every contradiction, with the numbers of both sides; none is an empty list."""
-    checks = (_presence, _limits, _executors, _tiers, _queues, _auth, _control, _policies)
+    checks = (
+        _presence,
+        config_groups.limits,
+        _executors,
+        _tiers,
+        _queues,
+        _auth,
+        _control,
+        _policies,
+    )
     return [problem for check in checks for problem in check(config)]
 
 
@@ -28,47 +39,24 @@ def _presence(config: Config) -> Iterator[Problem]:
             yield Problem((name,), "is empty: name at least one, or leave it out for the default")
 
 
-def _limits(config: Config) -> Iterator[Problem]:
-    limits, envelope = config.limits, config.envelope
-    for name in ("max_batch_size", "max_batch_tokens", "wait_timeout"):
-        value, (low, high) = getattr(limits, name), getattr(envelope, name)
-        if not low <= value <= high:
-            shown = [_shown(name, number) for number in (value, low, high)]
-            yield Problem(
-                ("limits", name),
-                f"{shown[0]} is outside the envelope [{shown[1]}, {shown[2]}]",
-                (("envelope", name),),
-            )
-    if limits.max_batch_tokens < limits.max_batch_size:
-        yield Problem(
-            ("limits", "max_batch_tokens"),
-            f"{limits.max_batch_tokens} tokens in a step are fewer than max_batch_size "
-            f"{limits.max_batch_size}: each running sequence needs one",
-            (("limits", "max_batch_size"),),
-        )
-    if envelope.max_batch_tokens[1] < envelope.max_batch_size[1]:
-        yield Problem(
-            ("envelope", "max_batch_tokens"),
-            f"high {envelope.max_batch_tokens[1]} is below the high of max_batch_size, "
-            f"{envelope.max_batch_size[1]}, which could never be reached",
-            (("envelope", "max_batch_size"),),
-        )
-
-
 def _executors(config: Config) -> Iterator[Problem]:
-    size, tokens = config.envelope.max_batch_size[1], config.envelope.max_batch_tokens[1]
     for index, executor in enumerate(config.executors):
         path: Path = ("executors", index)
+        envelope, around = (
+            config.envelope_of(executor.group),
+            config_groups.around(config, executor.group),
+        )
+        size, tokens = envelope.max_batch_size[1], envelope.max_batch_tokens[1]
         if size > executor.max_seqs:
             yield Problem(
-                ("envelope", "max_batch_size"),
+                (*around, "max_batch_size"),
                 f"high {size} is more than max_seqs {executor.max_seqs} "
                 f"of executor {executor.name!r}",
                 ((*path, "max_seqs"),),
             )
         if tokens > executor.max_step_tokens:
             yield Problem(
-                ("envelope", "max_batch_tokens"),
+                (*around, "max_batch_tokens"),
                 f"high {tokens} is more than max_step_tokens {executor.max_step_tokens} "
                 f"of executor {executor.name!r}",
                 ((*path, "max_step_tokens"),),
@@ -79,17 +67,30 @@ def _executors(config: Config) -> Iterator[Problem]:
                     (*path, "num_blocks"),
                     f"{executor.num_blocks} blocks of KV hold fewer sequences than the high of "
                     f"max_batch_size, {size}: each needs at least one",
-                    (("envelope", "max_batch_size"),),
+                    ((*around, "max_batch_size"),),
                 )
         elif executor.kv_tokens < size:
             yield Problem(
                 (*path, "kv_tokens"),
                 f"{executor.kv_tokens} tokens of KV hold fewer sequences than the high of "
                 f"max_batch_size, {size}: each needs at least one",
-                (("envelope", "max_batch_size"),),
+                ((*around, "max_batch_size"),),
+            )
+        devices = getattr(executor, "devices", ())
+        if devices and executor.count > 1:
+            yield Problem(
+                (*path, "count"),
+                f"{executor.count} is given beside devices, which name {len(devices)} executors: "
+                "one of them is enough",
+                ((*path, "devices"),),
             )
     yield from _repeated(
-        "name", ((("executors", i, "name"), e.name) for i, e in enumerate(config.executors))
+        "name",
+        (
+            (("executors", i, "name"), one.name)
+            for i, written in enumerate(config.executors)
+            for one in each_of(written)
+        ),
     )
     kinds = {executor.group: executor.kind for executor in reversed(config.executors)}
     for index, executor in enumerate(config.executors):
@@ -104,7 +105,8 @@ def _executors(config: Config) -> Iterator[Problem]:
 
 def _tiers(config: Config) -> Iterator[Problem]:
     tiers = config.tiers
-    size, wait = config.envelope.max_batch_size[1], config.envelope.wait_timeout
+    envelope, around = config_groups.widest(config)
+    size, wait = envelope.max_batch_size[1], envelope.wait_timeout
     for name, tier in tiers.items():
         path: Path = ("tiers", name)
         targets = tier.targets
@@ -116,14 +118,14 @@ def _tiers(config: Config) -> Iterator[Problem]:
             yield Problem(
                 (*path, "max_seats"),
                 f"{tier.max_seats} is more than the high of max_batch_size, {size}",
-                (("envelope", "max_batch_size"),),
+                ((*around, "max_batch_size"),),
             )
         if tier.wait_timeout is not None and not wait[0] <= tier.wait_timeout <= wait[1]:
             low, high = format_duration(wait[0]), format_duration(wait[1])
             yield Problem(
                 (*path, "wait_timeout"),
                 f"{format_duration(tier.wait_timeout)} is outside the envelope [{low}, {high}]",
-                (("envelope", "wait_timeout"),),
+                ((*around, "wait_timeout"),),
             )
         start, finish = tier.start_within, tier.finish_within
         if start is not None and finish is not None and finish < start:
@@ -136,7 +138,7 @@ def _tiers(config: Config) -> Iterator[Problem]:
     if len(caps) == len(tiers) > 0 and sum(caps.values()) < size:
         parts = " + ".join(f"{name} {seats}" for name, seats in caps.items())
         yield Problem(
-            ("envelope", "max_batch_size"),
+            (*around, "max_batch_size"),
             f"high {size} can never be reached: max_seats sum to {sum(caps.values())} ({parts})",
             tuple(("tiers", name, "max_seats") for name in caps),
         )
@@ -162,7 +164,8 @@ def _tiers(config: Config) -> Iterator[Problem]:
 
 
 def _queues(config: Config) -> Iterator[Problem]:
-    size, tokens = config.envelope.max_batch_size[1], config.envelope.max_batch_tokens[1]
+    envelope, around = config_groups.widest(config)
+    size, tokens = envelope.max_batch_size[1], envelope.max_batch_tokens[1]
     body = config.server.max_body
     for name, tier in config.tiers.items():
         if tier.max_queue_requests < size:
@@ -170,14 +173,14 @@ def _queues(config: Config) -> Iterator[Problem]:
                 ("tiers", name, "max_queue_requests"),
                 f"{tier.max_queue_requests} waiting requests can never fill a batch of "
                 f"{size}, the high of max_batch_size",
-                (("envelope", "max_batch_size"),),
+                ((*around, "max_batch_size"),),
             )
         if tier.max_queue_tokens < tokens:
             yield Problem(
                 ("tiers", name, "max_queue_tokens"),
                 f"{tier.max_queue_tokens} waiting tokens can never fill a step of "
                 f"{tokens}, the high of max_batch_tokens",
-                (("envelope", "max_batch_tokens"),),
+                ((*around, "max_batch_tokens"),),
             )
         if tier.max_queue_size < body:
             yield Problem(
@@ -269,6 +272,7 @@ def _policies(config: Config) -> Iterator[Problem]:
         (("control", "policy"), control.policy),
         *((("control", "shadows", i), shadow) for i, shadow in enumerate(control.shadows)),
         *((("tiers", name, "policy"), own) for name, own in config.tier_policies().items()),
+        *((("groups", n, "policy"), g.policy) for n, g in config.groups.items() if g.policy),
     ]
     for path, policy in named:
         wrong = policy_problems(policy.type, policy.parameters)
@@ -299,7 +303,3 @@ def _repeated(what: str, values: Iterable[tuple[Path, Hashable]]) -> Iterator[Pr
             yield Problem(path, f"{what} {value} is taken by {dotted(other[:-1])}", (other,))
         else:
             first[value] = path
-
-
-def _shown(name: str, value: float) -> str:
-    return format_duration(value) if name == "wait_timeout" else shortened(str(value))

@@ -64,6 +64,17 @@ class OwnPolicyConfig(Section):
     """The policy's own parameters; `headway policies show TYPE` prints them."""
 
 
+class GroupConfig(Section):
+    """What a group of executors has of its own, each whole; null: what all have in common."""
+
+    limits: LimitsConfig | None = None
+    """The limits in force at start on these executors."""
+    envelope: EnvelopeConfig | None = None
+    """The hard range of each limit there."""
+    policy: OwnPolicyConfig | None = None
+    """The rule that proposes limits there."""
+
+
 class GuardConfig(Section):
     """What every proposal passes before it is applied. All but the clamps hold back growth only."""
 

@@ -29,6 +29,8 @@ class _Executor(Section):
     """Unique name, used in metrics and logs."""
     group: Name = "default"
     """Executors of one group share one set of limits; put like with like."""
+    count: Annotated[Count, Field(le=1000)] = 1
+    """So many executors like this, NAME-0, NAME-1, ..., each with a process of its own."""
     stall_after: Annotated[Duration, Field(gt=0)] = 60.0
     """Work in flight and no step for this long is a stall: the worker is restarted."""
     load_timeout: Annotated[Duration, Field(gt=0)] = 900.0
@@ -41,7 +43,9 @@ class _Executor(Section):
     """Tokens in one step at most. The envelope of `max_batch_tokens` must fit in."""
 
 
-_OWN_KEYS = frozenset({"name", "group", "kind", "stall_after", "load_timeout", "restart"})
+_OWN_KEYS = frozenset(
+    {"name", "group", "count", "devices", "kind", "stall_after", "load_timeout", "restart"}
+)
 
 
 class ContinuousExecutor(_Executor):
@@ -55,6 +59,9 @@ class ContinuousExecutor(_Executor):
     """The model's name in the API; empty: the last part of `model`."""
     device: str = "auto"
     """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, ..."""
+    devices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """An executor on each of these (`[cuda:0, cuda:1]`), NAME-0, NAME-1, ..., in place of `device`
+    and `count`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights; `auto` is what the model's files say."""
     threads: CountOrZero = 0

@@ -11,6 +11,7 @@ from controller.batcher import Batcher
 from controller.config_control import (
     ControlConfig,
     EnvelopeConfig,
+    GroupConfig,
     LimitsConfig,
     OwnPolicyConfig,
     PolicyConfig,
@@ -28,6 +29,8 @@ from policies.contract import Limits
 from policies.registry import build as build_policy
 
 NO_POLICIES: Mapping[str, OwnPolicyConfig] = MappingProxyType({})
+NO_GROUPS: Mapping[str, GroupConfig] = MappingProxyType({})
+_LIKE_ALL = GroupConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +53,15 @@ def build_core(
     started: float,
     stopwatch: Callable[[], float],
     tier_policies: Mapping[str, OwnPolicyConfig] = NO_POLICIES,
+    own: Mapping[str, GroupConfig] = NO_GROUPS,
     asker: Callable[[], Asker] = InlineAsker,
 ) -> Core:
     """Build and join the core. `groups` maps each executor to its group.
 
     `started` is monotonic, `stopwatch` measures what a tick costs; both in seconds. `listeners`
     are told after the observer. `tier_policies` are those of tiers that have one of their own, by
-    tier; `asker` makes what asks the policies of one group. Raises PolicyError for a policy that
-    cannot be built.
+    tier, and `own` is what groups have in place of what is common; `asker` makes what asks the
+    policies of one group. Raises PolicyError for a policy that cannot be built.
     """
     tiers = tuple(tiers)
     observer = Observer(tiers, groups, started=started, watched=tier_policies)
@@ -71,25 +75,28 @@ def build_core(
     )
     loops = {}
     for group in sorted(set(groups.values())):
+        its = own.get(group, _LIKE_ALL)
+        within = its.envelope or envelope
+        batcher.set_limits(group, starting_limits(its.limits or limits), 0)
         loop = loops[group] = ControlLoop(
             batcher,
             observer,
             SignalSource(batcher, observer, group, _windows(control)),
             group=group,
-            policy=named(control.policy),
+            policy=named(its.policy or control.policy),
             fallback=named_fallback(control),
-            guard=Guard(control.guard, _envelope(envelope), min_samples=control.min_samples),
+            guard=Guard(control.guard, _envelope(within), min_samples=control.min_samples),
             history=control.history,
             stopwatch=stopwatch,
             mode=control.mode,
             shadows=[named(shadow) for shadow in control.shadows],
             asker=asker(),
         )
-        own = {
+        of_tiers = {
             tier: (named(written), named_fallback(control))
             for tier, written in tier_policies.items()
         }
-        rule_tiers(loop, tiers, own, control=control, envelope=envelope)
+        rule_tiers(loop, tiers, of_tiers, control=control, envelope=within)
     return Core(batcher, observer, loops)
 
 

@@ -63,7 +63,7 @@ def assemble(
     `clock` is monotonic; `gpu_meter` makes what reads the device of that name.
     """
     check_folders(config)
-    groups = {executor.name: executor.group for executor in config.executors}
+    groups = {executor.name: executor.group for executor in config.executor_list()}
     tiers = config.tier_list()
     meter = Meter()
     recorder = _recorder(config.record)
@@ -79,12 +79,14 @@ def assemble(
         started=clock(),
         stopwatch=time.perf_counter,
         tier_policies=config.tier_policies(),
+        own=config.groups,
         asker=lambda: ThreadAsker(
             abandoned, timeout_s=lambda: in_force.config.control.decide_timeout
         ),
     )
     batcher, observer = core.batcher, core.observer
-    own = [policy.type for policy in config.tier_policies().values()]
+    of_groups = [config.policy_of(group) for group in core.loops]
+    own = [policy.type for policy in (*config.tier_policies().values(), *of_groups)]
     meter.instruments = build_instruments(
         batcher,
         version=_version(),
@@ -156,8 +158,8 @@ def _keeper(config: Config, core: Core, clock: Callable[[], float]) -> Keeper | 
     return Keeper(
         Path(config.control.state_file),
         core,
-        kinds={executor.name: executor.kind for executor in config.executors},
-        begins_with=starting_limits(config.limits),
+        kinds={executor.name: executor.kind for executor in config.executor_list()},
+        begins_with={group: starting_limits(config.limits_of(group)) for group in core.loops},
         clock=clock,
     )
 
@@ -178,7 +180,7 @@ def check_folders(config: Config) -> None:
 
 def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str, ExecutorProcess]:
     made = {}
-    for executor in config.executors:
+    for executor in config.executor_list():
         restart = executor.restart
         made[executor.name] = ExecutorProcess(
             executor.name,

@@ -75,7 +75,7 @@ def check(
 ) -> None:
     """Say whether a configuration is right, or list everything that is wrong with it."""
     _, loaded = _load(file, _set(set_))
-    executors = ", ".join(f"{e.name} ({e.kind}, {e.model})" for e in loaded.executors)
+    executors = ", ".join(f"{e.name} ({e.kind}, {e.model})" for e in loaded.executor_list())
     typer.echo(f"ok: {file}")
     typer.echo(f"  listens on {loaded.server.host}:{loaded.server.port}")
     typer.echo(f"  tiers      {', '.join(tier.name for tier in loaded.tier_list())}")

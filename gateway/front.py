@@ -46,7 +46,7 @@ def settings_of(config: Config, *, created: int | None = None) -> GatewaySetting
     server = config.server
     names = [
         str(executor.settings().get("served_name") or executor.model)
-        for executor in config.executors
+        for executor in config.executor_list()
     ]
     return GatewaySettings(
         models=tuple(dict.fromkeys(names)),

@@ -81,7 +81,7 @@ class InForce:
         fallbacks: dict[str, Named] = {}
         shadows: dict[str, list[Named]] = {}
         policies = {
-            group: _new("control.policy", partial(_policy, new), loop)
+            group: _new(_key(group, new), partial(_policy, new, group), loop)
             for group, loop in groups.items()
             if _gives_way(loop, old, new)
         }
@@ -99,9 +99,13 @@ class InForce:
                 for group, loop in groups.items()
             }
         tiers = {group: _of_tiers(loop, old, new) for group, loop in groups.items()}
-        waiting = {}
-        if old.limits != new.limits and control.policy.type == STATIC:
-            waiting = {group: _policy(new) for group in groups if group not in policies}
+        waiting = {
+            group: _policy(new, group)
+            for group in groups
+            if group not in policies
+            and old.limits_of(group) != new.limits_of(group)
+            and new.policy_of(group).type == STATIC
+        }
         return Prepared(new, front, policies, fallbacks, shadows, tiers, waiting)
 
     def apply(self, prepared: Prepared) -> None:
@@ -114,15 +118,15 @@ class InForce:
         self._core.observer.watch(new.tier_policies())
         self._promises.retier(tiers)
         for group, loop in self._core.loops.items():
-            fallback = prepared.fallbacks.get(group)
-            reconfigure(loop, new.control, new.envelope, fallback=fallback)
+            fallback, envelope = prepared.fallbacks.get(group), new.envelope_of(group)
+            reconfigure(loop, new.control, envelope, fallback=fallback)
             own = prepared.tiers[group]
-            rule_tiers(loop, tiers, own, control=new.control, envelope=new.envelope)
+            rule_tiers(loop, tiers, own, control=new.control, envelope=envelope)
             if (shadows := prepared.shadows.get(group)) is not None:
                 loop.shadows = Shadows(shadows)
             if (policy := prepared.policies.get(group)) is not None:
-                if new.control.policy.type == STATIC:
-                    loop.begin_again(starting_limits(new.limits))
+                if new.policy_of(group).type == STATIC:
+                    loop.begin_again(starting_limits(new.limits_of(group)))
                 loop.switch(policy)
             elif (static := prepared.waiting.get(group)) is not None:
                 loop.succession.instead(STATIC, static)
@@ -143,28 +147,40 @@ class InForce:
 def notes(old: Config, new: Config, policies: Mapping[str, str]) -> list[str]:
     """What of a change is not what somebody might expect of it; `policies` are those in force by
     group."""
-    if old.limits == new.limits:
-        return []
-    if new.control.policy.type == STATIC:
-        return [
-            f"limits: policy {policy!r}, put in force by hand in group {group!r}, goes on from the "
-            "limits in force; these come with a rollback to 'static' or at the next start"
-            for group, policy in policies.items()
-            if policy != STATIC
-        ]
-    return [
-        f"limits: policy '{new.control.policy.type}' goes on from the limits in force; "
-        "these are where it begins at the next start"
-    ]
+    told = []
+    for group, policy in policies.items():
+        if old.limits_of(group) == new.limits_of(group):
+            continue
+        configured = new.policy_of(group).type
+        key = "limits" if new.limits_of(group) is new.limits else f"groups.{group}.limits"
+        if configured != STATIC:
+            told.append(
+                f"{key}: policy {configured!r} goes on from the limits in force; "
+                "these are where it begins at the next start"
+            )
+        elif policy != STATIC:
+            told.append(
+                f"{key}: policy {policy!r}, put in force by hand in group {group!r}, goes on from "
+                "the limits in force; these come with a rollback to 'static' or at the next start"
+            )
+    # Of groups that have it all in common once is enough.
+    return list(dict.fromkeys(told))
 
 
 def _gives_way(loop: ControlLoop, old: Config, new: Config) -> bool:
     """Whether a loop gets another policy. `static` holds the configured limits, so that it is
     another one where these are; one that was put in force by hand since stays."""
-    if old.control.policy != new.control.policy:
+    group = loop.group
+    if old.policy_of(group) != new.policy_of(group):
         return True
-    configured = new.control.policy.type
-    return configured == STATIC == loop.policy.name and old.limits != new.limits
+    moved = old.limits_of(group) != new.limits_of(group)
+    return moved and new.policy_of(group).type == STATIC == loop.policy.name
+
+
+def _key(group: str, config: Config) -> str:
+    """Where the policy of a group is written."""
+    common = config.policy_of(group) is config.control.policy
+    return "control.policy" if common else f"groups.{group}.policy"
 
 
 def _new(key: str, make: Callable[[], Named], loop: ControlLoop) -> Named:
@@ -178,8 +194,8 @@ def _new(key: str, make: Callable[[], Named], loop: ControlLoop) -> Named:
     return made
 
 
-def _policy(config: Config) -> Named:
-    written, limits = config.control.policy, starting_limits(config.limits)
+def _policy(config: Config, group: str) -> Named:
+    written, limits = config.policy_of(group), starting_limits(config.limits_of(group))
     made = named(written)
     if written.type == STATIC:
         _fix(made, limits)

@@ -41,8 +41,8 @@ STATIC = "static"
 class Keeper:
     """Owns the state file of a daemon. What cannot be used is told and left aside, never a failure.
 
-    `kinds` are those of the executors, `begins_with` the limits that are configured. What is kept
-    of an executor is taken up when it is ready for the first time, if it is still the same.
+    `kinds` are those of the executors, `begins_with` the limits that are configured, by group. What
+    is kept of an executor is taken up when it is ready for the first time, if it is still the same.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Keeper:
         core: Core,
         *,
         kinds: Mapping[str, str],
-        begins_with: Limits,
+        begins_with: Mapping[str, Limits],
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -59,7 +59,7 @@ class Keeper:
         self._path = path
         self._core = core
         self._kinds = kinds
-        self._begins_with = _limits(begins_with)
+        self._begins_with = {group: _limits(limits) for group, limits in begins_with.items()}
         self._clock = clock
         self._wall = wall
         self._ready: dict[str, Capacity] = {}
@@ -107,7 +107,7 @@ class Keeper:
                 loop.guard.recall_ceiling(ceiling.tokens, left_s, self._clock())
         # Who configures other limits wants to begin with these, and who observes moves none.
         moves = loop.policy.name != STATIC and loop.mode == "apply"
-        if moves and kept.began_with == self._begins_with:
+        if moves and kept.began_with == self._begins_with[loop.group]:
             was = kept.limits
             loop.begin_again(Limits(was.max_batch_size, was.max_batch_tokens, was.wait_timeout_s))
 
@@ -144,7 +144,7 @@ class Keeper:
             ceiling = loop.guard.ceiling(now)
             groups[group] = KeptGroup(
                 limits=_limits(limits),
-                began_with=self._begins_with,
+                began_with=self._begins_with[group],
                 ceiling=None if ceiling is None else Ceiling(*ceiling),
             )
         here = core.batcher.executors

@@ -99,6 +99,22 @@ def limits(rig: Rig) -> Limits:
     return found
 
 
+def high(rig: Rig) -> Limits:
+    found: Limits = loop(rig).guard.envelope.high
+    return found
+
+
+def own_limits() -> dict[str, Any]:
+    return {"limits": {"max_batch_size": 7, "max_batch_tokens": 700, "wait_timeout": "7ms"}}
+
+
+def own_envelope() -> dict[str, Any]:
+    ranges = {"max_batch_size": [1, 7], "max_batch_tokens": [7, 1700], "wait_timeout": [0, "7ms"]}
+    return {"envelope": ranges}
+
+
+OWN_POLICY = {"policy": {"type": "aimd", "parameters": {"growth": 0.25}}}
+
 # Key: what a file says, where it says it, and what is seen of it then.
 LIVE: dict[str, tuple[Any, Probe, Any]] = {
     "server.drain_timeout": ("7s", lambda rig: rig.parts.in_force.config.server.drain_timeout, 7.0),
@@ -233,6 +249,18 @@ LIVE: dict[str, tuple[Any, Probe, Any]] = {
     "control.guard.least_batch_size": (7, guard("least_batch_size"), (7, 7)),
     "control.guard.least_batch_tokens": (7, guard("least_batch_tokens"), (7, 7)),
     "control.guard.least_wait": ("7ms", guard("least_wait"), (0.007, 0.007)),
+    "groups.limits.max_batch_size": (own_limits(), limits, Limits(7, 700, 0.007)),
+    "groups.limits.max_batch_tokens": (own_limits(), limits, Limits(7, 700, 0.007)),
+    "groups.limits.wait_timeout": (own_limits(), limits, Limits(7, 700, 0.007)),
+    "groups.envelope.max_batch_size": (own_envelope(), high, Limits(7, 1700, 0.007)),
+    "groups.envelope.max_batch_tokens": (own_envelope(), high, Limits(7, 1700, 0.007)),
+    "groups.envelope.wait_timeout": (own_envelope(), high, Limits(7, 1700, 0.007)),
+    "groups.policy.type": (OWN_POLICY, lambda rig: loop(rig).policy.name, "aimd"),
+    "groups.policy.parameters": (
+        OWN_POLICY,
+        lambda rig: getattr(getattr(loop(rig).policy.policy, "_parameters", None), "growth", None),
+        0.25,
+    ),
     "log.level": ("debug", logged, [("debug", "auto")]),
     "log.format": ("json", logged, [("info", "json")]),
 }
@@ -277,6 +305,9 @@ def with_key(key: str, value: Any) -> Config:
     place = written[section]
     if section == "tiers":
         place = place["paid"]
+    if section == "groups":
+        # What a group has of its own is whole.
+        path = ["default"]
     if key.startswith("auth.keys"):
         path = ["keys"]
     if key.startswith("control.shadows"):
