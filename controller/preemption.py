@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 
 from controller.forecast import Forecast
 from controller.ledger import ExecutorSeats, Seat, SeatState
+from controller.outlook import Outlook, surplus
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.tiers import Tier, seat_cap
@@ -35,21 +35,6 @@ JOIN_BELOW = 0.95
 LEAST_LOOK_S = 0.001
 # The step under way, and the one whose report says that the seat is free.
 HANDOVER_STEPS = 2
-
-
-@dataclass(slots=True)
-class Verdict:
-    """Seats that must be given up now, and the instant at which to look again; `ends` are what was
-    found out on the way, by executor."""
-
-    seats: list[tuple[ExecutorSeats, Seat]] = field(default_factory=list)
-    look_at: float | None = None
-    ends: dict[str, list[int]] = field(default_factory=dict)
-
-    def look_again(self, instant: float) -> None:
-        """Look again then, or before."""
-        if self.look_at is None or instant < self.look_at:
-            self.look_at = instant
 
 
 class Preemptor:
@@ -81,18 +66,18 @@ class Preemptor:
         ]
         self._patient.clear()
 
-    def look(self, now: float) -> Verdict:
+    def look(self, now: float) -> Outlook:
         """Who has to go. The seats are not touched."""
-        verdict = Verdict()
+        outlook = Outlook(self._executors, self._forecast)
         for seats in self._executors.values():
             if not _able(seats):
                 continue
             lowest = min([self._ranks[n] for n, some in seats.by_tier.items() if some], default=0)
             for queue in self._queues[:-1]:
                 if queue.tier.priority > lowest:
-                    self._make_room(queue, seats, verdict, now=now)
-                    self._relieve(queue.tier, seats, verdict)
-        return verdict
+                    self._make_room(queue, seats, outlook, now=now)
+                    self._relieve(queue.tier, seats, outlook)
+        return outlook
 
     def may_join(self, request: Request, seats: ExecutorSeats) -> bool:
         """Whether those of higher tiers that run there keep their inter-token targets beside it."""
@@ -107,7 +92,7 @@ class Preemptor:
         return step_s is None or step_s <= JOIN_BELOW * bound_s
 
     def _make_room(
-        self, queue: TierQueue, seats: ExecutorSeats, verdict: Verdict, *, now: float
+        self, queue: TierQueue, seats: ExecutorSeats, outlook: Outlook, *, now: float
     ) -> None:
         """For each that waits and would be late: the next free seat, or a victim's."""
         head = queue.head()
@@ -118,47 +103,46 @@ class Preemptor:
             return
         patient = self._patient.get((queue.tier.name, seats.name))
         if patient is not None and patient[0] is head and now < patient[1]:
-            verdict.look_again(patient[1])
+            outlook.look_again(patient[1])
             return
+        elsewhere = outlook.elsewhere(seats)
         if not seats.room():
-            self._take_seats(queue, seats, verdict, now=now)
-        elif seats.too_large is head:
+            self._take_seats(queue, seats, outlook, elsewhere=elsewhere, now=now)
+        elif seats.too_large is head and not elsewhere:
             # There are seats, and what it lacks is memory.
             wait_s = partial(self._forecast.memory_s, seats, head)
-            if self._is_urgent(head, seats, wait_s, verdict=verdict, now=now):
-                victims = self._victims(seats, queue.tier, verdict)
-                verdict.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
+            if self._is_urgent(head, seats, wait_s, outlook=outlook, now=now):
+                victims = self._victims(seats, queue.tier, outlook)
+                outlook.seats += [(seats, seat) for seat in self._for_memory(head, seats, victims)]
 
     def _take_seats(
-        self, queue: TierQueue, seats: ExecutorSeats, verdict: Verdict, *, now: float
+        self,
+        queue: TierQueue,
+        seats: ExecutorSeats,
+        outlook: Outlook,
+        *,
+        elsewhere: int,
+        now: float,
     ) -> None:
         """A victim's seat for each that would be late. Those at the front have the seats that are
-        on their way back, the others wait for the next ones that become free by themselves."""
-        ends = verdict.ends.get(seats.name)
-        if ends is None:
-            ends = verdict.ends[seats.name] = self._forecast.ends(seats)
-        coming = len(seats.seats) - len(ends) + sum([one is seats for one, _ in verdict.seats])
-        surplus = max(0, len(seats.seats) - seats.size_limit)
-        step_s = self._forecast.step_s(seats)
-
-        def wait_s(number: int) -> float | None:
-            at = surplus + number - 1
-            return None if step_s is None else ends[at] * step_s if at < len(ends) else math.inf
-
-        # Where the limit has fallen, the first seats that come back are nobody's.
-        number = max(0, coming - surplus)
+        on their way back, here and `elsewhere`, the others wait for the next ones that become free
+        by themselves."""
+        coming, too_many = outlook.coming(seats), surplus(seats)
+        number = elsewhere + max(0, coming - too_many)
         waiting, victims, chosen = queue.firsts(number + 1), None, 0
         while number < len(waiting):
-            wait = partial(wait_s, number + 1)
-            if not self._is_urgent(waiting[number], seats, wait, verdict=verdict, now=now):
+            wait = partial(outlook.frees_in, number)
+            if not self._is_urgent(waiting[number], seats, wait, outlook=outlook, now=now):
                 return
             if victims is None:
-                victims = self._victims(seats, queue.tier, verdict)
-                waiting = queue.firsts(max(0, coming + len(victims) - surplus))
-            needed = surplus + number + 1 - coming
+                victims = self._victims(seats, queue.tier, outlook)
+                most = elsewhere + max(0, coming + len(victims) - too_many)
+                waiting = queue.firsts(most)
+            # Where the limit has fallen, the first seats that come back are nobody's.
+            needed = too_many + number - elsewhere + 1 - coming
             if number >= len(waiting):
                 return
-            verdict.seats += [(seats, seat) for seat in victims[chosen:needed]]
+            outlook.seats += [(seats, seat) for seat in victims[chosen:needed]]
             chosen, number = needed, number + 1
 
     def _is_urgent(
@@ -167,11 +151,11 @@ class Preemptor:
         seats: ExecutorSeats,
         wait: Wait,
         *,
-        verdict: Verdict,
+        outlook: Outlook,
         now: float,
     ) -> bool:
         """Whether a request that waits would be late if it waited for what it lacks; where it can
-        still wait, `verdict` says until when."""
+        still wait, `outlook` says until when."""
         if request.tokens or not now <= request.due < math.inf:
             return False
         wait_s, step_s = wait(), self._forecast.step_s(seats)
@@ -183,10 +167,10 @@ class Preemptor:
         look_at = max(last_call, now + max(step_s, LEAST_LOOK_S))
         if request is self._queues_by_name[request.tier].head():
             self._patient[request.tier, seats.name] = (request, look_at)
-        verdict.look_again(look_at)
+        outlook.look_again(look_at)
         return False
 
-    def _relieve(self, tier: Tier, seats: ExecutorSeats, verdict: Verdict) -> None:
+    def _relieve(self, tier: Tier, seats: ExecutorSeats, outlook: Outlook) -> None:
         """Send away as many of lower tiers as make the step short enough for those who run of this
         one, if that can be had."""
         itl_s, rows = tier.targets.itl_s, len(seats.seats)
@@ -197,20 +181,20 @@ class Preemptor:
         if model.predict(rows, seats.context_tokens) <= itl_s:
             return
         going = sum([seat.state is not SeatState.RUNNING for seat in seats.seats.values()])
-        going += sum([one is seats for one, _ in verdict.seats])
+        going += sum([one is seats for one, _ in outlook.seats])
         mean = seats.context_tokens / rows
         if model.predict(rows - going, mean * (rows - going)) <= itl_s:
             return
-        victims = self._victims(seats, tier, verdict)
+        victims = self._victims(seats, tier, outlook)
         for count in range(1, len(victims) + 1):
             left = rows - going - count
             if model.predict(left, mean * left) <= itl_s:
-                verdict.seats += [(seats, seat) for seat in victims[:count]]
+                outlook.seats += [(seats, seat) for seat in victims[:count]]
                 return
 
-    def _victims(self, seats: ExecutorSeats, tier: Tier, verdict: Verdict) -> list[Seat]:
+    def _victims(self, seats: ExecutorSeats, tier: Tier, outlook: Outlook) -> list[Seat]:
         """Who may be sent away for this tier: the lowest tier first, then who loses least."""
-        taken = {id(seat) for _, seat in verdict.seats}
+        taken = {id(seat) for _, seat in outlook.seats}
         ranks, priority = self._ranks, tier.priority
         going_on: dict[str, int] = {}
         able = []

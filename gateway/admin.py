@@ -79,14 +79,18 @@ class Admin:
         return _json(found)
 
     async def set_limits(self, http: web.Request) -> web.Response:
-        """`PUT /admin/limits`: `{"max_batch_size": 8, "expires": "10m"}` or `{"release": true}`."""
+        """`PUT /admin/limits`: `{"max_batch_size": 8, "expires": "10m"}` or `{"release": true}`, of
+        all groups or, with `"group": NAME`, of one."""
         self._check(http)
         body = await _object(http)
         release, expires = body.pop("release", False), body.pop("expires", None)
+        group = body.pop("group", None)
+        if not isinstance(group, str | None):
+            raise InvalidRequest("group: should be the name of a group", param="group")
         if release is True:
             if body or expires is not None:
                 raise InvalidRequest("release: it goes alone, without limits", param="release")
-            return _json({"pinned": False, "limits": _limits(self._desk.release())})
+            return _json({"pinned": False, "limits": _limits(self._desk.release(group=group))})
         if release is not False:
             raise InvalidRequest("release: should be true or left out", param="release")
         if not body:
@@ -95,7 +99,7 @@ class Admin:
                 'wait_timeout_s, or give {"release": true}'
             )
         expires_s = _expiry(expires)
-        limits = _limits(self._desk.pin(body, expires_s))
+        limits = _limits(self._desk.pin(body, expires_s, group=group))
         return _json({"pinned": True, "expires_s": expires_s, "limits": limits})
 
     async def set_policy(self, http: web.Request) -> web.Response:

@@ -74,11 +74,17 @@ class Desk(Protocol):
     def request(self, request_id: str) -> dict[str, Any] | None:
         """Where a request waits or where its time went (`GET /admin/requests/{id}`)."""
 
-    def pin(self, limits: dict[str, Any], expires_s: float) -> Limits:
-        """Hold limits by hand until they expire. Raises InvalidRequest with the envelope."""
+    def pin(self, limits: dict[str, Any], expires_s: float, *, group: str | None = None) -> Limits:
+        """Hold limits of a group (None: of all) by hand until they expire.
 
-    def release(self) -> Limits:
-        """Let the policy have the limits again; answers those in force."""
+        Raises InvalidRequest with the envelope, or the groups.
+        """
+
+    def release(self, *, group: str | None = None) -> Limits:
+        """Let the policy of a group (None: of all) have the limits again; answers those in force.
+
+        Raises InvalidRequest with the groups.
+        """
 
     async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """Put another policy in force; answers what is, and what was, as a JSON object.

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from controller.errors import InvalidRequest
-from controller.guard import NAMES
+from controller.guard import NAMES, Envelope
+from controller.loop import ControlLoop
 from controller.observer import Observer
 from controller.places import Permit
 from controller.request import Outcome, Request
@@ -145,18 +146,20 @@ class ServingDesk:
         ended = self._dispatcher.remembered.get(request_id)
         return None if ended is None else ended.view()
 
-    def pin(self, limits: dict[str, Any], expires_s: float) -> Limits:
-        for loop in self._ticker.loops.values():
-            wanted = replace(loop.limits, **self._checked(limits))
-            loop.hold(wanted, until=self.now() + expires_s)
+    def pin(self, limits: dict[str, Any], expires_s: float, *, group: str | None = None) -> Limits:
+        loops = self._loops(group)
+        wanted = [replace(loop.limits, **_checked(limits, loop.guard.envelope)) for loop in loops]
+        for loop, held in zip(loops, wanted, strict=True):
+            loop.hold(held, until=self.now() + expires_s)
         self._ticker.tick()
-        return self._limits()
+        return loops[0].limits
 
-    def release(self) -> Limits:
-        for loop in self._ticker.loops.values():
+    def release(self, *, group: str | None = None) -> Limits:
+        loops = self._loops(group)
+        for loop in loops:
             loop.release()
         self._ticker.tick()
-        return self._limits()
+        return loops[0].limits
 
     async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
         return await self._switching.switch(kind, parameters)
@@ -179,29 +182,14 @@ class ServingDesk:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _limits(self) -> Limits:
-        return next(iter(self._ticker.loops.values())).limits
-
-    def _checked(self, asked: dict[str, Any]) -> dict[LimitName, Any]:
-        """Limits that somebody asks for by hand. Raises InvalidRequest, naming what would do."""
-        envelope = next(iter(self._ticker.loops.values())).guard.envelope
-        found: dict[LimitName, Any] = {}
-        for key, value in asked.items():
-            name = next((known for known in NAMES if known == key), None)
-            if name is None:
-                raise InvalidRequest(f"{key}: unknown; use {', '.join(NAMES)}", param=key)
-            low, high = getattr(envelope.low, name), getattr(envelope.high, name)
-            whole = name != "wait_timeout_s"
-            kinds = int if whole else int | float
-            right = isinstance(value, kinds) and not isinstance(value, bool)
-            if not right or not math.isfinite(value) or not low <= value <= high:
-                kind = "a whole number" if whole else "seconds"
-                raise InvalidRequest(
-                    f"{key}: {value!r} should be {kind} from {low} to {high}, the envelope",
-                    param=key,
-                )
-            found[name] = value
-        return found
+    def _loops(self, group: str | None) -> list[ControlLoop]:
+        loops = self._ticker.loops
+        if group is None:
+            return list(loops.values())
+        if group not in loops:
+            known = ", ".join(loops)
+            raise InvalidRequest(f"group: there is no {group!r}; there are {known}", param="group")
+        return [loops[group]]
 
     def _tier(self, name: str, now: float) -> dict[str, Any]:
         queue = self._batcher.queues[name]
@@ -220,8 +208,10 @@ class ServingDesk:
     def _executor(self, name: str) -> dict[str, Any]:
         seats, process = self._batcher.executors[name], self._processes[name]
         capacity = seats.capacity
+        standing = self._batcher.standings.of[name]
         return {
             "group": seats.group,
+            "failures": standing.failures,
             "state": process.state,
             "detail": process.words,
             "pid": process.pid,
@@ -235,3 +225,24 @@ class ServingDesk:
             "model": None if capacity is None else capacity.model,
             "device": None if capacity is None else capacity.device,
         }
+
+
+def _checked(asked: dict[str, Any], envelope: Envelope) -> dict[LimitName, Any]:
+    """Limits that somebody asks for by hand. Raises InvalidRequest, naming what would do."""
+    found: dict[LimitName, Any] = {}
+    for key, value in asked.items():
+        name = next((known for known in NAMES if known == key), None)
+        if name is None:
+            raise InvalidRequest(f"{key}: unknown; use {', '.join(NAMES)}", param=key)
+        low, high = getattr(envelope.low, name), getattr(envelope.high, name)
+        whole = name != "wait_timeout_s"
+        kinds = int if whole else int | float
+        right = isinstance(value, kinds) and not isinstance(value, bool)
+        if not right or not math.isfinite(value) or not low <= value <= high:
+            kind = "a whole number" if whole else "seconds"
+            raise InvalidRequest(
+                f"{key}: {value!r} should be {kind} from {low} to {high}, the envelope",
+                param=key,
+            )
+        found[name] = value
+    return found

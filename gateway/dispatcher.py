@@ -10,12 +10,12 @@ from typing import Protocol
 import structlog
 
 from controller.batcher import Batcher
-from controller.errors import NotReady
 from controller.observer import Observer
 from controller.places import Permit
 from controller.request import Ended, Outcome, Request
 from executor.contract import Capacity, Loading, Ready, Report, TextModel, Work
 from gateway.contract import Sink
+from gateway.served import Served
 from gateway.views import Remembered
 
 # How many ended requests are remembered for whoever asks where their time went.
@@ -63,8 +63,7 @@ class Dispatcher:
         self._learn = learn
         self._recall = recall
         self._sinks: dict[str, Sink] = {}
-        self._text: TextModel | None = None
-        self._capacity: Capacity | None = None
+        self._served = Served()
         self._soon = False
         self._wake: asyncio.TimerHandle | None = None
         self._wake_instant: float | None = None
@@ -77,9 +76,7 @@ class Dispatcher:
 
     def model(self) -> tuple[TextModel, Capacity]:
         """What is served. Raises NotReady before the first executor was ready."""
-        if self._text is None or self._capacity is None:
-            raise NotReady("the model is still loading", retry_after_s=1.0)
-        return self._text, self._capacity
+        return self._served.model()
 
     def reserve(
         self,
@@ -148,7 +145,7 @@ class Dispatcher:
     def on_ready(self, name: str, incarnation: int, ready: Ready) -> None:
         """An executor takes work from now on."""
         now = self.clock()
-        self._text, self._capacity = ready.text, ready.capacity
+        self._served.add(name, ready)
         self._learn(ready.text)
         self._load_s[name] = now - self._down_since.get(name, self._started)
         self._recall(name, ready.capacity)

@@ -159,11 +159,11 @@ class FakeDesk:
     def request(self, request_id: str) -> dict[str, Any] | None:
         return {"id": request_id, "state": "queued"} if request_id in self.requests else None
 
-    def pin(self, limits: dict[str, Any], expires_s: float) -> Limits:
+    def pin(self, limits: dict[str, Any], expires_s: float, *, group: str | None = None) -> Limits:
         self.pinned.append((limits, expires_s))
         return Limits(limits["max_batch_size"], 512, 0.01)
 
-    def release(self) -> Limits:
+    def release(self, *, group: str | None = None) -> Limits:
         return Limits(8, 512, 0.0)
 
     async def switch_policy(self, kind: str, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -141,6 +141,7 @@ async def test_limits_are_released(desk: FakeDesk) -> None:
         ({"expires": "10m"}, None),
         ({}, None),
         ({"release": "yes"}, "release"),
+        ({"max_batch_size": 4, "expires": "10m", "group": 7}, "group"),
         ({"release": True, "max_batch_size": 4}, "release"),
         ([], None),
         (b"{", None),
@@ -157,7 +158,7 @@ async def test_bad_limits_change_nothing(desk: FakeDesk, body: Any, param: str |
 async def test_limits_that_the_desk_refuses_are_a_400(
     desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise InvalidRequest(
             "max_batch_size: 999 is above the envelope's 64", param="max_batch_size"
         )
