@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -92,17 +92,18 @@ class Stage:
         ready: Capacity | None = None,
         listeners: Sequence[Listener] = (),
         model: StepEstimate | None = None,
+        models: Mapping[str, StepEstimate] | None = None,
         hold: HoldRule = "fixed",
     ) -> Stage:
         """A stage whose executors are ready at time 0 with limits `size`, `tokens`, `wait_s`, and
-        of which the step model `model` is known."""
+        of which the step model `model` is known, or of each that in `models`."""
         limits = Limits(size, tokens, wait_s)
         batcher = Batcher(
             tiers,
             dict.fromkeys(executors, "default"),
             limits,
             listeners=listeners,
-            estimate=lambda executor: model,
+            estimate=lambda executor: model if models is None else models.get(executor),
             hold=hold,
         )
         stage = cls(batcher)
