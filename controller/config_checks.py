@@ -20,17 +20,8 @@ from policies.registry import problems as policy_problems
 
 def cross_check(config: Config) -> list[Problem]:
     """Every contradiction, with the numbers of both sides; none is an empty list."""
-    checks = (
-        _presence,
-        config_groups.limits,
-        _executors,
-        _tiers,
-        _queues,
-        _auth,
-        _control,
-        _policies,
-    )
-    return [problem for check in checks for problem in check(config)]
+    checks = (_presence, config_groups.limits, _executors, config_groups.unknown, _tiers, _queues)
+    return [problem for check in (*checks, _auth, _control, _policies) for problem in check(config)]
 
 
 def _presence(config: Config) -> Iterator[Problem]:

@@ -198,6 +198,7 @@ class Meter(Listener):
         for seats in batcher.executors.values():
             executor = instruments.executors[seats.name]
             executor.ready.set(seats.ready)
+            executor.failures.set(batcher.standings.of[seats.name].failures)
             held = observer.executors[seats.name].kv
             show(executor.kv_usage, held)
             in_all = None if seats.capacity is None else seats.capacity.kv_tokens

@@ -180,6 +180,9 @@ class Instruments:
         )
         held = self._gauge("kv_tokens", "Tokens of KV that requests hold.", "executor")
         ready = self._gauge("executor_ready", "1 while the executor can take work.", "executor")
+        failures = self._gauge(
+            "executor_failures", "Failed steps in a row, with no token since.", "executor"
+        )
         restarts = self._counter("worker_restarts", "Restarts of the worker.", "executor")
         utilization = self._gauge(
             "device_utilization_ratio",
@@ -200,6 +203,7 @@ class Instruments:
                 kv_usage=usage.labels(name),
                 kv_tokens=held.labels(name),
                 ready=ready.labels(name),
+                failures=failures.labels(name),
                 restarts=restarts.labels(name),
                 running={tier: running.labels(name, tier) for tier in tiers},
                 utilization={source: utilization.labels(name, source) for source in _SOURCES},

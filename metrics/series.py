@@ -54,6 +54,7 @@ class ExecutorInstruments:
     kv_usage: Gauge
     kv_tokens: Gauge
     ready: Gauge
+    failures: Gauge
     restarts: Count
     running: Mapping[str, Gauge]
     utilization: Mapping[Source, Gauge]

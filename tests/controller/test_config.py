@@ -101,6 +101,33 @@ def test_a_model_is_served_under_the_name_of_its_folder_unless_one_is_given() ->
     assert named.settings()["served_name"] == "mine"
 
 
+def test_an_entry_stands_for_as_many_executors_as_it_says() -> None:
+    config = Config.model_validate(
+        {
+            "executors": [
+                {"kind": "continuous", "name": "gpu", "devices": ["cuda:0", "cuda:1"]},
+                {"kind": "simulated", "name": "sim", "count": 2, "seed": 7},
+                {"kind": "simulated", "name": "one"},
+            ]
+        }
+    )
+    made = config.executor_list()
+    assert [one.name for one in made] == ["gpu-0", "gpu-1", "sim-0", "sim-1", "one"]
+    assert [one.settings().get("device") for one in made[:2]] == ["cuda:0", "cuda:1"]
+    # Each is what the child is told, and nothing of how many there are.
+    assert all({"count", "devices"}.isdisjoint(one.settings()) for one in made)
+    assert made[3].settings()["seed"] == 7
+    assert made[4] is config.executors[2]
+
+
+def test_what_a_group_leaves_out_is_what_all_have_in_common() -> None:
+    config = Config.model_validate({"groups": {"default": {"policy": {"type": "aimd"}}}})
+    assert config.policy_of("default").type == "aimd"
+    assert config.limits_of("default") is config.limits
+    assert config.envelope_of("default") is config.envelope
+    assert config.policy_of("other") is config.control.policy
+
+
 def test_tiers_reach_the_core_highest_priority_first_in_its_own_units() -> None:
     paid, free, offline = Config().tier_list()
     assert [tier.name for tier in (paid, free, offline)] == ["paid", "free", "offline"]

@@ -54,6 +54,42 @@ def test_the_defaults_contradict_nothing() -> None:
             "could never be reached",
         ),
         (
+            {"groups": {"gpu": {}}},
+            "groups.gpu: no executor is in a group 'gpu'; there are default",
+        ),
+        (
+            {"groups": {"default": {"limits": {"max_batch_size": 65}}}},
+            "groups.default.limits.max_batch_size: 65 is outside the envelope [1, 64]",
+        ),
+        (
+            {"groups": {"default": {"envelope": {"max_batch_size": [1, 8]}}}},
+            "limits.max_batch_size: 16 is outside the envelope [1, 8]",
+        ),
+        (
+            {"groups": {"default": {"envelope": {"max_batch_size": [1, 96]}}}},
+            "groups.default.envelope.max_batch_size: high 96 is more than max_seqs 64 of "
+            "executor 'main'",
+        ),
+        (
+            {"groups": {"default": {"policy": {"type": "slow"}}}},
+            "groups.default.policy.type: unknown policy 'slow'; did you mean slo? (your own: "
+            "module:Class)",
+        ),
+        (
+            {"executors": [{"kind": "continuous", "devices": ["cuda:0", "cuda:1"], "count": 2}]},
+            "executors.0.count: 2 is given beside devices, which name 2 executors: one of them is "
+            "enough",
+        ),
+        (
+            {
+                "executors": [
+                    {"kind": "simulated", "name": "a", "count": 2},
+                    {"kind": "simulated", "name": "a-1"},
+                ]
+            },
+            "executors.1.name: name a-1 is taken by executors.0",
+        ),
+        (
             {"envelope": {"max_batch_size": [1, 96]}},
             "envelope.max_batch_size: high 96 is more than max_seqs 64 of executor 'main'",
         ),
@@ -177,6 +213,21 @@ def test_the_defaults_contradict_nothing() -> None:
 )
 def test_a_contradiction_is_told_with_both_sides(written: dict[str, Any], message: str) -> None:
     assert told(written) == [message]
+
+
+def test_a_group_with_an_envelope_of_its_own_needs_none_that_fits_all() -> None:
+    """A small executor beside a large one, whose seats its own envelope reaches."""
+    own = {"envelope": {"max_batch_size": [1, 4], "max_batch_tokens": [16, 256]}}
+    own["limits"] = {"max_batch_size": 4, "max_batch_tokens": 256}
+    small = {"kind": "simulated", "name": "cpu", "group": "cpu", "max_seqs": 4}
+    large = {"kind": "simulated", "name": "gpu"}
+    small["max_step_tokens"] = 256
+    assert told({"executors": [large, small], "groups": {"cpu": own}}) == []
+    # What tiers need is measured by the larger one.
+    (message,) = told(
+        {"executors": [large, small], "groups": {"cpu": own}} | tier("paid", max_seats=65)
+    )
+    assert message == "tiers.paid.max_seats: 65 is more than the high of max_batch_size, 64"
 
 
 def test_the_same_key_twice_is_told() -> None:

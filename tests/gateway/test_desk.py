@@ -163,6 +163,29 @@ class TestLimitsByHand:
             "y": 3,
         }
 
+    async def test_one_group_may_have_them_alone(self) -> None:
+        pair = [
+            {"kind": "simulated", "model": "m", "name": name, "group": name} for name in ("x", "y")
+        ]
+        own = {"envelope": {"max_batch_size": [1, 8]}, "limits": {"max_batch_size": 5}}
+        rig = Rig(executors=pair, groups={"y": own})
+
+        def sizes() -> list[int]:
+            groups = rig.desk.state()["groups"]
+            return [groups[name]["limits"]["max_batch_size"] for name in ("x", "y")]
+
+        assert sizes() == [4, 5]
+        assert rig.desk.pin({"max_batch_size": 7}, 60.0, group="y").max_batch_size == 7
+        assert sizes() == [4, 7]
+        # 9 is within the envelope of x, and not within that of y: then neither has it.
+        with pytest.raises(InvalidRequest, match="should be a whole number from 1 to 8"):
+            rig.desk.pin({"max_batch_size": 9}, 60.0)
+        assert sizes() == [4, 7]
+        rig.desk.release(group="y")
+        assert sizes() == [4, 5]
+        with pytest.raises(InvalidRequest, match="group: there is no 'z'; there are x, y"):
+            rig.desk.release(group="z")
+
     @pytest.mark.parametrize("value", [65, 0, -1, 2.0, True, "8", None, float("nan")])
     async def test_a_size_that_is_no_whole_number_of_the_envelope_is_refused(
         self, rig: Rig, value: Any

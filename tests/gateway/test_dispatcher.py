@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sized
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
-from controller.errors import NotReady
+from controller.errors import ConfigError, NotReady
 from controller.request import Ended, Outcome
-from executor.contract import Key
+from executor.contract import Feature, Key, Ready, TextModel
 from gateway.dispatcher import REMEMBERED, Dispatcher
-from tests.gateway.desk_rig import Heard, Rig
+from tests.gateway.desk_rig import CAPACITY, Heard, Rig
 
 
 @pytest.fixture
@@ -181,6 +182,27 @@ class TestLoss:
         assert rig.dispatcher.given_up.is_set()
         with pytest.raises(NotReady, match="does not come back"):
             rig.desk.reserve("paid", requests=1, tokens=5, size=5)
+
+    async def test_requests_may_count_on_what_every_executor_can(self) -> None:
+        pair = [{"kind": "simulated", "model": "m", "name": name} for name in ("x", "y")]
+        rig = Rig(executors=pair)
+        able = {Feature.TEMPERATURE, Feature.SEED}
+        long = msgspec.structs.replace(CAPACITY, features=frozenset(able), max_context_tokens=900)
+        short = msgspec.structs.replace(long, features=frozenset({Feature.SEED}))
+        await rig.ready("x", long)
+        assert rig.desk.model()[1].features == able
+        await rig.ready("y", msgspec.structs.replace(short, max_context_tokens=100))
+        assert rig.desk.model()[1].features == {Feature.SEED}
+        assert rig.desk.model()[1].max_context_tokens == 900
+
+    async def test_an_executor_to_which_tokens_mean_something_else_is_refused(self) -> None:
+        pair = [{"kind": "simulated", "model": "m", "name": name} for name in ("x", "y")]
+        rig = Rig(executors=pair)
+        await rig.ready("x")
+        other = TextModel(kind="tokenizers", tokenizer_json="{}")
+        with pytest.raises(ConfigError, match="executor 'y' has another tokenizer than 'x'"):
+            rig.dispatcher.on_ready("y", 1, Ready(capacity=CAPACITY, text=other))
+        assert not rig.batcher.executors["y"].ready
 
     async def test_a_restart_is_expected_to_take_as_long_as_the_last_load(self) -> None:
         tiers = {"paid": {"priority": 1, "start_within": "4s"}}
