@@ -153,11 +153,11 @@ class FreeDesk:
         """See Desk."""
         return None
 
-    def pin(self, limits: dict[str, Any], expires_s: float) -> Limits:
+    def pin(self, limits: dict[str, Any], expires_s: float, *, group: str | None = None) -> Limits:
         """See Desk."""
         return self.release()
 
-    def release(self) -> Limits:
+    def release(self, *, group: str | None = None) -> Limits:
         """See Desk."""
         return Limits(self._capacity.max_seqs, self._capacity.max_step_tokens, 0.0)
 

@@ -217,11 +217,13 @@ def test_a_contradiction_is_told_with_both_sides(written: dict[str, Any], messag
 
 def test_a_group_with_an_envelope_of_its_own_needs_none_that_fits_all() -> None:
     """A small executor beside a large one, whose seats its own envelope reaches."""
-    own = {"envelope": {"max_batch_size": [1, 4], "max_batch_tokens": [16, 256]}}
-    own["limits"] = {"max_batch_size": 4, "max_batch_tokens": 256}
-    small = {"kind": "simulated", "name": "cpu", "group": "cpu", "max_seqs": 4}
+    own = {
+        "envelope": {"max_batch_size": [1, 4], "max_batch_tokens": [16, 256]},
+        "limits": {"max_batch_size": 4, "max_batch_tokens": 256},
+    }
+    small: dict[str, Any] = {"kind": "simulated", "name": "cpu", "group": "cpu"}
     large = {"kind": "simulated", "name": "gpu"}
-    small["max_step_tokens"] = 256
+    small |= {"max_seqs": 4, "max_step_tokens": 256}
     assert told({"executors": [large, small], "groups": {"cpu": own}}) == []
     # What tiers need is measured by the larger one.
     (message,) = told(

@@ -28,7 +28,7 @@ async def test_what_ships_serves_on_all_and_goes_on_when_one_dies(start: Start) 
         assert list(state["executors"]) == ["gpu-0", "gpu-1", "old"]
         sizes = {name: g["limits"]["max_batch_size"] for name, g in state["groups"].items()}
         assert sizes == {"default": 32, "old": 8}
-        tasks = [asyncio.create_task(client.ask(tokens=40)) for _ in range(90)]
+        tasks = [asyncio.create_task(client.ask(tokens=20)) for _ in range(80)]
         state = await client.until(lambda state: state["requests"]["running"] >= 60, "load")
         assert all(executor["running"] for executor in state["executors"].values())
         os.kill(state["executors"]["gpu-0"]["pid"], signal.SIGKILL)
@@ -38,7 +38,7 @@ async def test_what_ships_serves_on_all_and_goes_on_when_one_dies(start: Start) 
         )
         assert {(await task).ended for task in tasks} == {"done"}
         # It is back, and gets work again.
-        tasks = [asyncio.create_task(client.ask(tokens=40)) for _ in range(90)]
+        tasks = [asyncio.create_task(client.ask(tokens=20)) for _ in range(80)]
         await client.until(lambda state: state["executors"]["gpu-0"]["running"] > 1, "its work")
         assert {(await task).ended for task in tasks} == {"done"}
         assert conserved(await client.state())
