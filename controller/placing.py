@@ -13,6 +13,8 @@ from controller.standing import Standings
 # So many that are too long for an executor are passed for one that is not: as far as it may matter
 # in which order they came.
 LOOK_PAST = 32
+# Models err: among those where it takes hardly longer than at the best one, the least work counts.
+ALIKE = 1.1
 
 
 class Placing:
@@ -24,20 +26,20 @@ class Placing:
 
     def best(self, seats: Sequence[ExecutorSeats], request: Request) -> int:
         """Which of these, by its index, a request should take a seat of."""
-        delays = [self._forecast.delay_s(one, request) for one in seats]
+        able = self._able(seats, request)
+        delays = {index: self._forecast.delay_s(seats[index], request) for index in able}
+        known = [delay_s for delay_s in delays.values() if delay_s is not None]
         # Of what nobody knows anything, something is to be learnt: then tokens alone count.
-        known = None not in delays
+        if len(known) == len(able):
+            bound_s = ALIKE * min(known)
+            able = [index for index in able if (delays[index] or 0.0) <= bound_s]
+        return min(able, key=lambda index: seats[index].reserved_tokens)
 
-        def cost(index: int) -> tuple[bool, bool, float, int]:
-            one, delay_s = seats[index], delays[index]
-            return (
-                not one.can_ever_hold(request),
-                self._standings.shuns(request, one),
-                delay_s if known and delay_s is not None else 0.0,
-                one.reserved_tokens,
-            )
-
-        return min(range(len(seats)), key=cost)
+    def _able(self, seats: Sequence[ExecutorSeats], request: Request) -> list[int]:
+        """Those that could hold it and at which it did not fail; where there are none, all."""
+        holding = [i for i, one in enumerate(seats) if one.can_ever_hold(request)]
+        good = [i for i in holding if not self._standings.shuns(request, seats[i])]
+        return good or holding or list(range(len(seats)))
 
     def next_that_fits(
         self, seats: ExecutorSeats, queue: TierQueue, head: Request

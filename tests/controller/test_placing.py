@@ -57,6 +57,14 @@ def test_like_executors_share_equally() -> None:
     assert (len(stage.ids("fast")), len(stage.ids("slow"))) == (4, 4)
 
 
+def test_and_so_do_those_of_which_models_say_that_they_are_nearly_alike() -> None:
+    stage = pair(model(a=0.0290), SLOW)
+    for _ in range(8):
+        stage.arrive()
+    stage.poll(0.0)
+    assert (len(stage.ids("fast")), len(stage.ids("slow"))) == (4, 4)
+
+
 def test_of_what_nothing_is_known_something_is_learnt() -> None:
     stage = Stage.build(executors=("known", "new"), models={"known": FAST}, tiers=PLAIN)
     for _ in range(2):
