@@ -19,7 +19,7 @@ from bench import profile_plot
 from bench.held_out import HeldOut, check
 from bench.one_worker import OneWorker, Told, WorkerFailed, worker
 from bench.probes import Probe, Prober, probes_of
-from bench.profile_curve import OUTPUT, PROMPT, Curve, Mix, curve_of
+from bench.profile_curve import OUTPUT, PROMPT, Curve, Mix, beyond, curve_of
 from bench.profile_curve import table as curve_table
 from bench.profile_plot import CannotPlot
 from bench.profile_progress import Shown, shown
@@ -107,6 +107,7 @@ def profile(
 
 def _told(found: Measured) -> str:
     about, fitted, held_out = found.about, found.fit, found.held_out
+    guessed = beyond(found.curve, fitted.cells)
     return "\n".join(
         [
             f"{about.told()}: {about.lasted_s:.0f} s of steps, medians against the fit",
@@ -117,6 +118,7 @@ def _told(found: Measured) -> str:
             ", ".join(f"{key} {value}" for key, value in coefficients(fitted).items()),
             "",
             curve_table(found.curve),
+            *([] if guessed is None else [guessed]),
         ]
     )
 

@@ -157,6 +157,8 @@ def turn(path: Path, folder: Path, number: int, *, profile_s: float, live_s: flo
     served = serve() if number % 2 else 0.0
     took_s = profiled(written, like, seconds=profile_s)
     served = served or serve()
+    if not served:
+        raise SystemExit("no answer ended while it was counted: give it more --live seconds")
     told = simulated(load(written, env={}), like, live_s, seed=number)
     return Round(took_s, served, told)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.probes import sizes_up_to
+from bench.step_fit import Cell
 from executor.contract import Capacity
 from policies.contract import StepEstimate
 
@@ -113,6 +114,19 @@ def _prompt_s(estimate: StepEstimate, mix: Mix) -> float:
 def _knee(points: Sequence[Point]) -> int | None:
     best = max(points, key=lambda point: point.tokens_per_s / point.itl_s)
     return None if best is points[-1] else best.size
+
+
+def beyond(curve: Curve, cells: Sequence[Cell]) -> str | None:
+    """Where the curve goes on beyond the decodes that were measured, in words."""
+    decodes = [cell.middle for cell in cells if cell.shape.is_decode]
+    rows = max((one.sequences for one in decodes), default=0)
+    context = max((one.context_tokens / one.sequences for one in decodes), default=0.0)
+    told = []
+    if curve.points[-1].size > rows:
+        told.append(f"{rows} rows")
+    if curve.mix.context > context:
+        told.append(f"a context of {context:.0f} tokens")
+    return f"beyond what was measured: more than {' and '.join(told)}" if told else None
 
 
 def table(curve: Curve) -> str:

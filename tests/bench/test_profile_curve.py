@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bench.held_out import check, split
-from bench.profile_curve import Mix, curve_of, table
+from bench.profile_curve import Mix, beyond, curve_of, table
 from bench.profile_plot import CannotPlot, plot
 from bench.profile_plot import check as check_plot
 from bench.step_fit import cells_of
@@ -67,6 +67,17 @@ def test_the_table_has_every_size_and_marks_the_knee() -> None:
     assert [line.split()[0] for line in lines[5:-1]] == ["1", "2", "3", "4", "6", "8", "12", "16"]
     assert [line for line in lines if line.endswith("<- knee")] == [lines[10]]
     assert lines[10].split()[:6] == ["8", "16.00", "500.0", "16.00", "500.0", "25.00"]
+
+
+def test_what_is_reckoned_beyond_what_was_measured_is_told() -> None:
+    cells = cells_of([decode(rows, 0.01) for rows in (1, 4, 8)])
+    curve = curve_of(MODEL, CAPACITY, MIX)
+    assert beyond(curve, cells) == "beyond what was measured: more than 8 rows"
+    long = curve_of(MODEL, CAPACITY, Mix(400, 20))
+    assert beyond(long, cells) == (
+        "beyond what was measured: more than 8 rows and a context of 100 tokens"
+    )
+    assert beyond(curve, cells_of([decode(16, 0.01)])) is None
 
 
 def test_sizes_end_where_memory_does_and_lengths_where_a_sequence_must() -> None:
