@@ -179,9 +179,9 @@ def simulator_of(case: Case, *, stopwatch: Callable[[], float] = lambda: 0.0) ->
 
 def _workload(case: Case) -> Workload:
     named = WORKLOADS.get(case.workload)
-    settings = next(iter(case.executors.values()))
+    first, *beside = case.executors.values()
     load = case.load if case.load is not None else named.load if named else 1.0
-    scene = Scene(settings, load, case.seed, len(case.executors), case.stretch)
+    scene = Scene(first, load, case.seed, tuple(beside), case.stretch)
     if named is not None:
         return named.make(scene)
     lines = read(Path(case.workload))

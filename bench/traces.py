@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from bench.arrivals import Arrival, Workload
-from bench.capacity import fluid_rate
 from bench.workloads import Scene
 
 Raw = TypeVar("Raw")
@@ -150,7 +149,7 @@ def replay(name: str, lines: Sequence[Line], scene: Scene, fitting: Fitting) -> 
     begin, span_s = lines[0].time_s, max(lines[-1].time_s - lines[0].time_s, 1e-9)
     stretch = 1.0
     if fitting.load is not None:
-        rate = fitting.load * scene.replicas * fluid_rate(scene.settings, clipped)
+        rate = fitting.load * scene.most_per_s(clipped)
         stretch = len(lines) / rate / span_s
     made = []
     keys = _keys(lines, random.Random(f"{scene.seed}/keys"))

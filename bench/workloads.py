@@ -24,7 +24,7 @@ ONLINE: Mapping[str, float] = MappingProxyType({"paid": 0.375, "free": 0.625})
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a workload is made for: an executor (of `replicas`), a load and a seed.
+    """What a workload is made for: an executor (and those `beside` it), a load and a seed.
 
     `load` is relative to what `bench.capacity` reckons that the executors can serve of these
     lengths. `stretch` multiplies the duration, at the same rates. `tiers` is who sends which
@@ -34,14 +34,22 @@ class Scene:
     settings: SimulatedSettings
     load: float
     seed: int
-    replicas: int = 1
+    beside: tuple[SimulatedSettings, ...] = ()
     stretch: float = 1.0
     tiers: Mapping[str, float] = field(default_factory=lambda: TIERS)
 
     def rate(self, lengths: Lengths) -> float:
         """Requests per second at this load."""
-        sample = self.fit(lengths).sample()
-        return self.load * self.replicas * fluid_rate(self.settings, sample)
+        return self.load * self.most_per_s(self.fit(lengths).sample())
+
+    @property
+    def replicas(self) -> int:
+        """How many executors there are."""
+        return 1 + len(self.beside)
+
+    def most_per_s(self, lengths: Sequence[tuple[int, int]]) -> float:
+        """What all together could serve of these lengths, in requests per second."""
+        return sum(fluid_rate(each, lengths) for each in (self.settings, *self.beside))
 
     def fit(self, lengths: Lengths) -> Lengths:
         """The lengths within the executor's context and memory."""
@@ -162,7 +170,7 @@ def _alternating(scene: Scene) -> Workload:
 
 def _backlog(scene: Scene) -> Workload:
     """A day of paid and free chat (the load is the peak's) over an endless offline backlog."""
-    online = Scene(scene.settings, scene.load, scene.seed, scene.replicas, scene.stretch, ONLINE)
+    online = replace(scene, tiers=ONLINE)
     day = _diurnal(online)
     # More than any batch holds: there is always somebody offline who waits.
     jobs = Clients(

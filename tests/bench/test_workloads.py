@@ -3,6 +3,7 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from bench.capacity import fluid_rate
@@ -104,3 +105,11 @@ def test_every_preset_is_an_executor(name: str) -> None:
 def test_an_unknown_executor_is_told_what_there_is() -> None:
     with pytest.raises(UnknownExecutor, match=r"no executor 'E4': there are E1, E2, E3, opt-13b"):
         executor_of("E4")
+
+
+def test_load_is_relative_to_what_executors_that_differ_serve_together() -> None:
+    times = ("a_s", "b_s", "c_s", "c_above_s", "d_s", "e_s")
+    slow = msgspec.structs.replace(E2, **{key: 4 * getattr(E2, key) for key in times})
+    alone = Scene(E2, 0.5, 1).rate(CHAT)
+    assert Scene(E2, 0.5, 1, (E2,)).rate(CHAT) == pytest.approx(2 * alone)
+    assert alone < Scene(E2, 0.5, 1, (slow,)).rate(CHAT) < 1.3 * alone

@@ -350,6 +350,21 @@ def _restarts(path: tuple[str, ...]) -> bool:
 
 
 class TestLimits:
+    async def test_what_a_group_has_of_its_own_is_told_by_its_own_key(self) -> None:
+        rig = a_rig()
+        await rig.ready()
+        both = {"policy": {"type": "aimd"}, **own_limits()}
+        new = config(groups={"default": both})
+        assert notes(rig.parts.in_force.config, new, {"default": "aimd"}) == [
+            "groups.default.limits: policy 'aimd' goes on from the limits in force; these are "
+            "where it begins at the next start"
+        ]
+        put(rig, new)
+        assert loop(rig).policy.name == "aimd"
+        # Without any of its own it is what all have in common.
+        put(rig, config())
+        assert (loop(rig).policy.name, limits(rig)) == ("static", Limits(4, 1024, 0.0))
+
     async def test_static_holds_the_new_ones_and_after_a_pin_too(self) -> None:
         rig = a_rig()
         await rig.ready()
