@@ -64,7 +64,8 @@ class _Waiting:
 class Journal(Listener):
     """Listens to the batcher and keeps what the outcome is reckoned from.
 
-    `steps` and `rows` count the steps and who ran in them, `busy_s` is the time that they took.
+    `steps` and `rows` count the steps and who ran in them, `busy_s` is the time that they took, on
+    all `executors` that took any.
     """
 
     fates: list[Fate] = field(default_factory=list)
@@ -72,6 +73,7 @@ class Journal(Listener):
     steps: int = 0
     rows: int = 0
     busy_s: float = 0.0
+    executors: set[str] = field(default_factory=set)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
     _queued: set[str] = field(default_factory=set)
@@ -113,6 +115,7 @@ class Journal(Listener):
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         if report.sample is not None:
+            self.executors.add(seats.name)
             self.busy_s += report.sample.duration_s
             self.steps += report.steps
             self.rows += report.steps * report.sample.sequences

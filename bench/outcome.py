@@ -117,7 +117,7 @@ def reckon(
         goodput=met / window_s,
         requests_per_s=finished / window_s,
         tokens_per_s=sum(fate.tokens for fate in done) / window_s,
-        busy=min(1.0, journal.busy_s / ended_s) if ended_s else 0.0,
+        busy=_busy(journal, ended_s),
         mean_batch=journal.rows / journal.steps if journal.steps else None,
         fairness=jain([t.met / t.offered for t in made.values() if t.offered]),
         reversals_per_min=_reversals(journal.moves, since) / (window_s / 60),
@@ -208,6 +208,12 @@ def _spread(values: Sequence[float]) -> Spread | None:
     if not values:
         return None
     return Spread(len(values), quantile(values, 0.5), quantile(values, 0.99))
+
+
+def _busy(journal: Journal, ended_s: float) -> float:
+    """The mean over executors."""
+    whole_s = ended_s * len(journal.executors)
+    return min(1.0, journal.busy_s / whole_s) if whole_s else 0.0
 
 
 def _reversals(moves: Sequence[Move], since: float, *, least: float = 0.1) -> int:
