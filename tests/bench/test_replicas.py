@@ -11,6 +11,7 @@ import pytest
 from bench.arrivals import Clients, FaultAt, Workload
 from bench.journal import Journal
 from bench.lengths import Lengths
+from bench.placements import outcomes
 from bench.simulator import Rules, Simulator
 from controller.config_control import (
     ControlConfig,
@@ -137,3 +138,12 @@ def test_policies_of_groups_come_to_limits_of_their_own() -> None:
     estimates = {name: core.observer.estimate(name) for name in ("fast", "slow")}
     assert all(one is not None for one in estimates.values())
     assert [round(one.a, 3) for one in estimates.values() if one] == [0.010, 0.040]
+
+
+def test_where_executors_differ_going_by_delay_keeps_more_targets_than_going_by_tokens() -> None:
+    """A minute and a half of `python -m bench.placements`; on tokens paid requests land on the
+    slow executor, whose steps are longer than their target."""
+    by_tokens, by_delay = outcomes([0.4], [1], stretch=0.15)
+    assert (by_tokens.name, by_delay.name) == ("least tokens", "shortest delay")
+    assert by_delay.attainment > by_tokens.attainment
+    assert by_delay.itl_p99_s < 0.1 < by_tokens.itl_p99_s
