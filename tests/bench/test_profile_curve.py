@@ -11,7 +11,7 @@ from bench.profile_plot import CannotPlot, plot
 from bench.profile_plot import check as check_plot
 from bench.step_fit import cells_of
 from executor.contract import StepSample
-from tests.bench.profiled import CAPACITY
+from tests.bench.profiled import CAPACITY, decode
 from tests.controller.stage import model
 
 # A step of 10 ms, and 1 ms for each row; a token of prompt is 0.1 ms.
@@ -19,15 +19,6 @@ MODEL = model(a=0.010, c=0.001, d=0.0001)
 MIX = Mix(prompt=40, output=20)
 WHOLE = msgspec.structs.replace(CAPACITY, runs_to_completion=True, splits_prefill=False)
 APART = msgspec.structs.replace(CAPACITY, splits_prefill=False)
-
-
-def decode(rows: int, duration_s: float) -> tuple[int, StepSample]:
-    return 100, StepSample(duration_s, rows, rows, rows * 100, 0, 0)
-
-
-def slower(sample: StepSample) -> StepSample:
-    twice = 2.0 if sample.sequences in (2, 4) else 1.0
-    return msgspec.structs.replace(sample, duration_s=twice * sample.duration_s)
 
 
 def test_a_row_that_is_done_costs_the_others_the_prompt_that_replaces_it() -> None:
