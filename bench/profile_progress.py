@@ -43,7 +43,9 @@ def shown(stream: TextIO | None = None) -> Iterator[Shown]:
         yield Shown(stream)
         return
     columns = (TextColumn("measuring"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+    with Progress(
+        *columns, console=Console(file=stream), refresh_per_second=2, transient=True
+    ) as bar:
         # The bar begins with the measurement: nobody knows how long loading takes.
         bar.add_task("measuring", start=False, total=1.0, visible=False)
         yield Shown(stream, bar)

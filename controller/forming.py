@@ -20,7 +20,7 @@ from controller.request import Request
 from controller.scheduler import Scheduler, Turn
 from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
 from controller.standing import Standings
-from controller.tiers import seat_cap
+from controller.tiers import Tier, seat_cap
 from executor.contract import Submit
 from policies.contract import StepEstimate
 
@@ -156,10 +156,8 @@ class Former:
 
     def _seat_next(self, batch: _Batch, now: float, formed: Formed) -> bool:
         seats = batch.seats
-        if self._capped or seats.limits.tiers:
-            pick = self._scheduler.pick(
-                now, lambda tier: seats.tier_room(tier.name, seat_cap(tier, seats.limits))
-            )
+        if self._capped or seats.limits.tiers or len(self._executors) > 1:
+            pick = self._scheduler.pick(now, lambda tier: self._may_take(tier, seats, now, formed))
         else:
             pick = self._scheduler.pick(now)
         if pick is None:
@@ -200,6 +198,17 @@ class Former:
         for tell in self._audience.dispatched:
             tell(request, now)
         return True
+
+    def _may_take(self, tier: Tier, seats: ExecutorSeats, now: float, formed: Formed) -> bool:
+        """Whether a tier may have a seat there; else `formed` says when to ask again."""
+        if not seats.tier_room(tier.name, seat_cap(tier, seats.limits)):
+            return False
+        until = self._placing.waits_until(seats, self._queues[tier.name], now)
+        if until is None:
+            return True
+        if until < math.inf:
+            formed.held_until.append(until)
+        return False
 
     def _company(self, seats: ExecutorSeats, room: int) -> Company | None:
         """Where some have to be left behind, and a batch lasts as long as its longest member."""

@@ -49,3 +49,17 @@ class Placing:
         if seats.can_ever_hold(head):
             return head
         return next((one for one in queue.firsts(LOOK_PAST) if seats.can_ever_hold(one)), None)
+
+    def waits_until(self, seats: ExecutorSeats, queue: TierQueue, now: float) -> float | None:
+        """Until when a tier waits for another executor, since on this one not even a row that is
+        alone has its tokens as soon as is promised; None: it does not. Who has to begin begins
+        there after all."""
+        itl_s, head = queue.tier.targets.itl_s, queue.head()
+        if itl_s is None or head is None or head.due <= now or not self._is_slow(seats, itl_s):
+            return None
+        others = self._standings.others(seats)
+        return head.due if any(not self._is_slow(one, itl_s) for one in others) else None
+
+    def _is_slow(self, seats: ExecutorSeats, itl_s: float) -> bool:
+        model = self._forecast.model(seats.name)
+        return model is not None and model.predict(1, 0) > itl_s

@@ -68,7 +68,7 @@ class Standings(Listener):
     def room(self, seats: ExecutorSeats, room: int, now: float) -> tuple[int, float | None]:
         """How many of `room` it may be given; where that may be more later on, from when."""
         standing = self.of[seats.name]
-        if standing.is_good or not self._others(seats):
+        if standing.is_good or not self.others(seats):
             return room, None
         if now < standing.out_until:
             return 0, standing.out_until
@@ -78,9 +78,10 @@ class Standings(Listener):
         """Whether a request that failed there goes elsewhere, while it is in doubt."""
         if not request.faults or request.executor != seats.name or not self.of[seats.name].failures:
             return False
-        return any(other.can_ever_hold(request) for other in self._others(seats))
+        return any(other.can_ever_hold(request) for other in self.others(seats))
 
-    def _others(self, seats: ExecutorSeats) -> list[ExecutorSeats]:
+    def others(self, seats: ExecutorSeats) -> list[ExecutorSeats]:
+        """Those beside this one that are ready and well."""
         return [
             other
             for name, other in self._executors.items()

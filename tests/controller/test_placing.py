@@ -107,6 +107,42 @@ def test_what_waits_is_thought_to_be_served_by_all_together() -> None:
     )
 
 
+class TestPromises:
+    def stage(self) -> Stage:
+        """A slow executor, whose steps are twice what the paid tier is promised, and a fast one
+        that is taken by a paid request."""
+        tiers = (Tier("paid", 2, Targets(ttft_s=1.0, itl_s=0.1)), OFFLINE)
+        models = {"slow": model(a=0.2), "fast": model(a=0.02)}
+        stage = Stage.build(executors=("slow", "fast"), models=models, size=1, tiers=tiers)
+        stage.arrive("paid", new=100)
+        stage.poll(0.0)
+        assert stage.ids("fast") == ["r0"]
+        return stage
+
+    def test_who_is_promised_tokens_sooner_than_one_can_waits_for_another(self) -> None:
+        stage = self.stage()
+        paid, offline = stage.arrive("paid"), stage.arrive("offline")
+        plan = stage.poll(0.1)
+        assert stage.ids("slow") == [offline.id]
+        stage.finish("r0", executor="fast")
+        stage.poll(0.2)
+        assert stage.ids("fast") == [paid.id]
+        assert plan.wake_at == pytest.approx(paid.due)
+
+    def test_who_has_to_begin_begins_where_there_is_room(self) -> None:
+        stage = self.stage()
+        paid = stage.arrive("paid")
+        assert stage.poll(0.1).wake_at == pytest.approx(paid.due)
+        stage.poll(paid.due)
+        assert stage.ids("slow") == [paid.id]
+
+    def test_where_no_other_could_keep_it_nobody_waits(self) -> None:
+        stage = self.stage()
+        stage.lose("fast")
+        stage.poll(0.1)
+        assert stage.ids("slow") == ["r0"]
+
+
 class TestPreemption:
     def full(self) -> Stage:
         """Two executors that are full of offline work."""
