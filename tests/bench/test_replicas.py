@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from bench.arrivals import Clients, FaultAt, Workload
 from bench.journal import Journal
 from bench.lengths import Lengths
-from bench.placements import outcomes
+from bench.placements import CONFIG, FIRST, WAITS, Rule, executors, gpu_and_cpu, outcomes
 from bench.simulator import Rules, Simulator
+from controller.config import Config
 from controller.config_control import (
     ControlConfig,
     EnvelopeConfig,
@@ -21,6 +22,7 @@ from controller.config_control import (
     OwnPolicyConfig,
     PolicyConfig,
 )
+from controller.config_load import load
 from controller.core import Core, build_core
 from controller.ledger import ExecutorSeats
 from controller.listener import Listener
@@ -32,6 +34,7 @@ SHORT = Lengths("short", 30, 0.5, 30, 0.5, 100, 100)
 FAST = SimulatedSettings(a_s=0.010, c_s=0.001, d_s=1e-4, max_seqs=16)
 SLOW = SimulatedSettings(a_s=0.040, c_s=0.004, d_s=4e-4, max_seqs=16)
 MINUTE = 60.0
+Made = Callable[[Config], dict[str, SimulatedSettings]]
 
 
 @dataclass
@@ -140,10 +143,11 @@ def test_policies_of_groups_come_to_limits_of_their_own() -> None:
     assert [round(one.a, 3) for one in estimates.values() if one] == [0.010, 0.040]
 
 
-def test_where_executors_differ_going_by_delay_keeps_more_targets_than_going_by_tokens() -> None:
-    """A minute and a half of `python -m bench.placements`; on tokens paid requests land on the
-    slow executor, whose steps are longer than their target."""
-    by_tokens, by_delay = outcomes([0.4], [1], stretch=0.15)
-    assert (by_tokens.name, by_delay.name) == ("least tokens", "shortest delay")
-    assert by_delay.attainment > by_tokens.attainment
-    assert by_delay.itl_p99_s < 0.1 < by_tokens.itl_p99_s
+@pytest.mark.parametrize(("rule", "made"), [(FIRST, executors), (WAITS, gpu_and_cpu)])
+def test_each_rule_keeps_more_targets_than_are_kept_without_it(rule: Rule, made: Made) -> None:
+    """A minute and a half of `python -m bench.placements`."""
+    config = load(CONFIG, env={})
+    without, within = outcomes(rule, config, made(config), [0.4], seeds=[1], stretch=0.15)
+    assert (without.name, within.name) == (rule.without, rule.within)
+    assert within.attainment > without.attainment
+    assert within.itl_p99_s < 0.1
