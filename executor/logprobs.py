@@ -48,13 +48,13 @@ def of_prompt(logits: torch.Tensor, targets: Sequence[int], top: int) -> list[To
 
 def _score(logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> list[TokenLogprob]:
     """The log-probabilities of `tokens` [n] by float32 `logits` [n, vocabulary]."""
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    own = (logits.gather(-1, tokens.long().unsqueeze(-1)) - total).squeeze(-1).tolist()
+    all_of_them = logits.log_softmax(dim=-1)
+    own = all_of_them.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1).tolist()
     if not any(tops):
         return [TokenLogprob(value) for value in own]
-    # A constant number, since the order among equal logits may depend on it.
-    values, ids = logits.topk(min(MOST, logits.shape[-1]), dim=-1)
-    likeliest = zip(ids.tolist(), (values - total).tolist(), strict=True)
+    # A constant number, since the order among equal values may depend on it.
+    values, ids = all_of_them.topk(min(MOST, logits.shape[-1]), dim=-1)
+    likeliest = zip(ids.tolist(), values.tolist(), strict=True)
     return [
         TokenLogprob(value, list(zip(names[:top], theirs[:top], strict=True)))
         for value, (names, theirs), top in zip(own, likeliest, tops, strict=True)

@@ -10,7 +10,7 @@ import msgspec
 from executor.contract import Capacity, Sampling, TextModel
 from gateway.bodies import Body, ChatBody, CompletionBody
 from gateway.detokenise import Pieces, StoppingText
-from gateway.parameters import check_supported, sampling_of, stops_of
+from gateway.parameters import check_supported, echoes, sampling_of, stops_of, wanted_tokens
 from gateway.prompts import chat_messages, fitted, prompts_of
 from gateway.text import Language, Languages
 
@@ -21,17 +21,39 @@ _INLINE_BYTES = 1000
 _THREADS = 2
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """The ids of a prompt, how many tokens may follow it, and the text that all of it was given as;
+    None where it was ids, or only its end is left."""
+
+    ids: list[int]
+    new_tokens: int
+    text: str | None = None
+
+
 class Prepared(msgspec.Struct, frozen=True):
-    """What goes to the desk: each prompt with its number of new tokens, and how to complete it."""
+    """What goes to the desk, and how its completions become text.
+
+    `echoes`: the prompt is part of the text. `is_silent`: what is generated is not.
+    """
 
     language: Language
-    prompts: list[tuple[list[int], int]]
+    prompts: list[Prompt]
     sampling: Sampling
     stops: tuple[str, ...]
+    echoes: bool = False
+    is_silent: bool = False
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether there is more to tell than the text of the completion."""
+        return self.echoes or self.sampling.logprobs is not None
 
     def pieces(self) -> Pieces:
         """For the text of one completion."""
-        pieces = self.language.detokeniser()
+        return self.stopping(self.language.detokeniser())
+
+    def stopping(self, pieces: Pieces) -> Pieces:
+        """These, as far as the stop strings let them."""
         if not self.stops:
             return pieces
         return StoppingText(pieces, self.stops, min_tokens=self.sampling.min_tokens)
@@ -65,22 +87,32 @@ class Preparer:
         else:
             loop = asyncio.get_running_loop()
             prompts = await loop.run_in_executor(self._threads, _tokenise, body, language, window)
-        shortest = min(new_tokens for _, new_tokens in prompts)
-        sampling = sampling_of(body, capacity.features, max_new_tokens=shortest)
-        return Prepared(language, prompts, sampling, stops)
+        sampling = sampling_of(
+            body,
+            capacity.features,
+            max_new_tokens=min(prompt.new_tokens for prompt in prompts),
+            vocabulary=language.vocabulary,
+        )
+        return Prepared(
+            language,
+            prompts,
+            sampling,
+            stops,
+            echoes=echoes(body),
+            is_silent=wanted_tokens(body) == 0,
+        )
 
 
-def _tokenise(body: Body, language: Language, window: int) -> list[tuple[list[int], int]]:
+def _tokenise(body: Body, language: Language, window: int) -> list[Prompt]:
     if isinstance(body, ChatBody):
         # A rendered chat has its own first token; the tokenizer would add a second one.
         ids = language.encode(language.render(chat_messages(body.messages)), special=False)
-        return [fitted(ids, body, window)]
+        return [Prompt(*fitted(ids, body, window))]
     assert isinstance(body, CompletionBody)
-    return [
-        fitted(
-            language.encode(prompt, special=True) if isinstance(prompt, str) else prompt,
-            body,
-            window,
-        )
-        for prompt in prompts_of(body, language.vocabulary)
-    ]
+    prompts = []
+    for given in prompts_of(body, language.vocabulary):
+        ids = language.encode(given, special=True) if isinstance(given, str) else given
+        kept, new_tokens = fitted(ids, body, window)
+        text = given if isinstance(given, str) and len(kept) == len(ids) else None
+        prompts.append(Prompt(kept, new_tokens, text))
+    return prompts

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import HttpVersion11, web
 
 from gateway import request_ids
+from gateway.annotated import AnnotatedChoice, AnnotatedStream
 from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
 from gateway.gathering import Gathering, StoppingChoice, WholeChoice
-from gateway.preparing import Prepared
+from gateway.preparing import Prepared, Prompt
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 from gateway.streams import Channel, StreamedChoice
+from gateway.transcript import Transcript
 
 if TYPE_CHECKING:
     from gateway.contract import Sink
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 class Responder(Protocol):
     """One HTTP answer in the making."""
 
-    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
-        """Where the tokens of choice `index` go."""
+    def sink(self, request_id: str, index: int, *, prepared: Prepared, prompt: Prompt) -> Sink:
+        """Where the tokens of choice `index` go, a completion of this prompt."""
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
@@ -42,8 +44,17 @@ class WholeResponder:
         self._usage = usage
         self._gathering = Gathering(siblings, choices)
 
-    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
+    def sink(self, request_id: str, index: int, *, prepared: Prepared, prompt: Prompt) -> Sink:
         """See Responder."""
+        if prepared.is_annotated:
+            return AnnotatedChoice(
+                request_id,
+                self._gathering,
+                siblings=self._siblings,
+                index=index,
+                transcript=Transcript(self._heading.kind, prepared, prompt),
+                usage=self._usage,
+            )
         if not prepared.stops:
             return WholeChoice(
                 self._gathering, index=index, decode=prepared.language.decode, usage=self._usage
@@ -97,13 +108,23 @@ class StreamResponder:
             buffer_bytes=settings.stream_buffer_bytes,
         )
 
-    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
+    def sink(self, request_id: str, index: int, *, prepared: Prepared, prompt: Prompt) -> Sink:
         """See Responder."""
+        chunks = Chunks(self._heading, index, usage_follows=self._include_usage)
+        if prepared.is_annotated:
+            return AnnotatedStream(
+                request_id,
+                self._channel,
+                siblings=self._siblings,
+                chunks=chunks,
+                transcript=Transcript(self._heading.kind, prepared, prompt),
+                usage=self._usage,
+            )
         return StreamedChoice(
             request_id,
             self._channel,
             siblings=self._siblings,
-            chunks=Chunks(self._heading, index, usage_follows=self._include_usage),
+            chunks=chunks,
             pieces=prepared.pieces(),
             usage=self._usage,
         )
