@@ -13,7 +13,7 @@ MOST = 20
 """How many of the likeliest tokens can be told beside each."""
 
 # So many rows of a prompt are float32 at once: its logits may fill a good part of the memory.
-_ROWS = 256
+_ROWS = 128
 
 
 class Asked:

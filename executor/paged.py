@@ -39,7 +39,7 @@ Read = Callable[[str, int, torch.Tensor], None]
 tokens come before them."""
 
 # What the logits of prompts that are read may take in one step, were they float32.
-_READ_BYTES = 2**29
+_READ_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
