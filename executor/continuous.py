@@ -43,10 +43,9 @@ FEATURES = frozenset(
         Feature.MIN_P,
         Feature.PENALTIES,
         Feature.LOGIT_BIAS,
-        Feature.LOGPROBS,
-        Feature.ECHO,
     }
 )
+"""What whoever chooses by `Running.rows` can do."""
 _CPU_KV_BYTES = 2**30
 
 
@@ -92,7 +91,7 @@ class ContinuousEngine:
             max_step_tokens=self._batch.max_step_tokens,
             kv_tokens=self._batch.kv_tokens,
             max_context_tokens=min(loaded.max_context_tokens, self._batch.kv_tokens),
-            features=FEATURES,
+            features=FEATURES | {Feature.LOGPROBS, Feature.ECHO},
             eos_token_ids=loaded.eos_token_ids,
         )
         _try_out(self._batch, loaded)

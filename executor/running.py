@@ -154,9 +154,8 @@ class Running:
                 continue
             attempt.decodes = True
             request_id, number = attempt.key.request_id, attempt.key.attempt
-            tokens.append(
-                Tokens(request_id, number, attempt.position, [advance.token], _told(attempt))
-            )
+            told, ids = _told(attempt), [advance.token]
+            tokens.append(Tokens(request_id, number, attempt.position, ids, logprobs=told))
             attempt.position += 1
             if attempt.adjustment is not None:
                 attempt.adjustment.add(advance.token)

@@ -254,7 +254,7 @@ class TestReports:
         told = [TokenLogprob(-1.0), TokenLogprob(-2.0), TokenLogprob(-3.0)]
 
         def report(index: int, ids: list[int], logprobs: Logprobs | None) -> list[Streamed]:
-            tokens = [Tokens("r0", 1, index, ids, logprobs)]
+            tokens = [Tokens("r0", 1, index, ids, logprobs=logprobs)]
             return stage.batcher.on_report("e", 1, Report(epoch=0, tokens=tokens), stage.now)
 
         first = Logprobs(told[:2], [TokenLogprob(-9.0)])

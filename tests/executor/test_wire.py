@@ -44,6 +44,7 @@ TO_EXECUTOR: list[ToExecutor] = [
     Fault("stall", 0.5),
     Stop(),
 ]
+TOLD = Logprobs([TokenLogprob(-0.5, [(3, -0.5)])], [TokenLogprob(-2.0)])
 FROM_EXECUTOR: list[FromExecutor] = [
     Loading("weights", 0.5),
     Ready(
@@ -66,7 +67,7 @@ FROM_EXECUTOR: list[FromExecutor] = [
         kv_tokens=72,
         tokens=[
             Tokens("r", 1, 0, [257]),
-            Tokens("s", 1, 0, [3], Logprobs([TokenLogprob(-0.5, [(3, -0.5)])], [TokenLogprob(-2)])),
+            Tokens("s", 1, 0, [3], logprobs=TOLD),
         ],
         finished=[Finished("r", 1, "length")],
         released=[Key("q", 2)],
