@@ -145,7 +145,7 @@ class Completions:
     def _responder(
         self, http: web.Request, asked: Asked, prepared: Prepared, *, siblings: Siblings
     ) -> Responder:
-        usage = Usage(sum(len(prompt.ids) for prompt in prepared.prompts))
+        usage = Usage(sum(len(prompt) for prompt, _ in prepared.prompts))
         if not asked.body.stream:
             return WholeResponder(asked.heading, siblings, usage, choices=asked.choices)
         options = asked.body.stream_options
@@ -171,7 +171,7 @@ class Completions:
         body, sampling = asked.body, prepared.sampling
         unbounded = wanted_tokens(body) is None
         for index in range(asked.choices):
-            prompt = prepared.prompts[index // (body.n or 1)]
+            prompt, new_tokens = prepared.prompts[index // (body.n or 1)]
             if index:
                 seed = clip_seed(prepared.sampling.seed + index)
                 sampling = msgspec.structs.replace(sampling, seed=seed)
@@ -179,22 +179,19 @@ class Completions:
                 id=asked.heading.id if asked.choices == 1 else f"{asked.heading.id}-{index}",
                 tier=asked.tier,
                 client=asked.client,
-                prompt=prompt.ids,
-                max_new_tokens=prompt.new_tokens,
+                prompt=prompt,
+                max_new_tokens=new_tokens,
                 sampling=sampling,
                 arrival=asked.arrival,
                 arrived_at=asked.arrived_at,
                 start_by=asked.deadlines.start_by,
                 finish_by=asked.deadlines.finish_by,
                 expected_new_tokens=(
-                    min(prompt.new_tokens, self._front.settings.expected_new_tokens)
-                    if unbounded
-                    else None
+                    min(new_tokens, self._front.settings.expected_new_tokens) if unbounded else None
                 ),
             )
             siblings.add(request.id)
-            sink = responder.sink(request.id, index, prepared=prepared, prompt=prompt)
-            self._desk.offer(request, permit, sink)
+            self._desk.offer(request, permit, responder.sink(request.id, index, prepared))
 
     # --- checks -----------------------------------------------------------------------------
 

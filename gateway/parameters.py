@@ -90,7 +90,9 @@ def sampling_of(
         min_p=body.min_p or 0.0,
         logit_bias=_biases(body.logit_bias or {}, vocabulary),
         logprobs=logprobs,
-        prompt_logprobs=echoes(body) and logprobs is not None,
+        prompt_logprobs=logprobs is not None
+        and isinstance(body, CompletionBody)
+        and bool(body.echo),
     )
 
 
@@ -102,11 +104,6 @@ def logprobs_of(body: Body) -> int | None:
     assert isinstance(body, CompletionBody)
     # Here 0 asks for the log-probabilities of the chosen tokens; only false and null do not.
     return None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
-
-
-def echoes(body: Body) -> bool:
-    """Whether the prompt is part of the answer."""
-    return isinstance(body, CompletionBody) and bool(body.echo)
 
 
 def clip_seed(seed: int) -> int:

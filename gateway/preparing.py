@@ -10,7 +10,7 @@ import msgspec
 from executor.contract import Capacity, Sampling, TextModel
 from gateway.bodies import Body, ChatBody, CompletionBody
 from gateway.detokenise import Pieces, StoppingText
-from gateway.parameters import check_supported, echoes, sampling_of, stops_of, wanted_tokens
+from gateway.parameters import check_supported, sampling_of, stops_of, wanted_tokens
 from gateway.prompts import chat_messages, fitted, prompts_of
 from gateway.text import Language, Languages
 
@@ -21,32 +21,24 @@ _INLINE_BYTES = 1000
 _THREADS = 2
 
 
-class Prompt(msgspec.Struct, frozen=True):
-    """The ids of a prompt, how many tokens may follow it, and the text that all of it was given as;
-    None where it was ids, or only its end is left."""
-
-    ids: list[int]
-    new_tokens: int
-    text: str | None = None
-
-
 class Prepared(msgspec.Struct, frozen=True):
-    """What goes to the desk, and how its completions become text.
+    """What goes to the desk: each prompt with its number of new tokens, and how to complete it.
 
-    `echoes`: the prompt is part of the text. `is_silent`: what is generated is not.
+    `echoes` are for prompts that are part of the answer: the text that each was given as, None
+    where that were ids or more than is left of it. `is_silent`: what is generated is no part of it.
     """
 
     language: Language
-    prompts: list[Prompt]
+    prompts: list[tuple[list[int], int]]
     sampling: Sampling
     stops: tuple[str, ...]
-    echoes: bool = False
+    echoes: tuple[str | None, ...] = ()
     is_silent: bool = False
 
     @property
     def is_annotated(self) -> bool:
         """Whether there is more to tell than the text of the completion."""
-        return self.echoes or self.sampling.logprobs is not None
+        return bool(self.echoes) or self.sampling.logprobs is not None
 
     def pieces(self) -> Pieces:
         """For the text of one completion."""
@@ -90,7 +82,7 @@ class Preparer:
         sampling = sampling_of(
             body,
             capacity.features,
-            max_new_tokens=min(prompt.new_tokens for prompt in prompts),
+            max_new_tokens=min(new_tokens for _, new_tokens in prompts),
             vocabulary=language.vocabulary,
         )
         return Prepared(
@@ -98,21 +90,30 @@ class Preparer:
             prompts,
             sampling,
             stops,
-            echoes=echoes(body),
+            echoes=_echoes(body, language),
             is_silent=wanted_tokens(body) == 0,
         )
 
 
-def _tokenise(body: Body, language: Language, window: int) -> list[Prompt]:
+def _tokenise(body: Body, language: Language, window: int) -> list[tuple[list[int], int]]:
     if isinstance(body, ChatBody):
         # A rendered chat has its own first token; the tokenizer would add a second one.
         ids = language.encode(language.render(chat_messages(body.messages)), special=False)
-        return [Prompt(*fitted(ids, body, window))]
+        return [fitted(ids, body, window)]
     assert isinstance(body, CompletionBody)
-    prompts = []
-    for given in prompts_of(body, language.vocabulary):
-        ids = language.encode(given, special=True) if isinstance(given, str) else given
-        kept, new_tokens = fitted(ids, body, window)
-        text = given if isinstance(given, str) and len(kept) == len(ids) else None
-        prompts.append(Prompt(kept, new_tokens, text))
-    return prompts
+    return [
+        fitted(
+            language.encode(prompt, special=True) if isinstance(prompt, str) else prompt,
+            body,
+            window,
+        )
+        for prompt in prompts_of(body, language.vocabulary)
+    ]
+
+
+def _echoes(body: Body, language: Language) -> tuple[str | None, ...]:
+    if not isinstance(body, CompletionBody) or not body.echo:
+        return ()
+    is_whole = body.truncate_prompt_tokens is None
+    prompts = prompts_of(body, language.vocabulary)
+    return tuple(one if is_whole and isinstance(one, str) else None for one in prompts)

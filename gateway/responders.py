@@ -12,7 +12,7 @@ from gateway import request_ids
 from gateway.annotated import AnnotatedChoice, AnnotatedStream
 from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
 from gateway.gathering import Gathering, StoppingChoice, WholeChoice
-from gateway.preparing import Prepared, Prompt
+from gateway.preparing import Prepared
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 from gateway.streams import Channel, StreamedChoice
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Responder(Protocol):
     """One HTTP answer in the making."""
 
-    def sink(self, request_id: str, index: int, *, prepared: Prepared, prompt: Prompt) -> Sink:
-        """Where the tokens of choice `index` go, a completion of this prompt."""
+    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
+        """Where the tokens of choice `index` go."""
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
@@ -42,9 +42,10 @@ class WholeResponder:
         self._heading = heading
         self._siblings = siblings
         self._usage = usage
+        self._choices = choices
         self._gathering = Gathering(siblings, choices)
 
-    def sink(self, request_id: str, index: int, *, prepared: Prepared, prompt: Prompt) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """See Responder."""
         if prepared.is_annotated:
             return AnnotatedChoice(
@@ -52,7 +53,7 @@ class WholeResponder:
                 self._gathering,
                 siblings=self._siblings,
                 index=index,
-                transcript=Transcript(self._heading.kind, prepared, prompt),
+                transcript=_transcript(self._heading, prepared, index, choices=self._choices),
                 usage=self._usage,
             )
         if not prepared.stops:
@@ -97,6 +98,7 @@ class StreamResponder:
         self._heading = heading
         self._siblings = siblings
         self._usage = usage
+        self._choices = choices
         self._include_usage = include_usage
         self._patience_s = settings.slow_reader_after_s
         self._request_id = request_id
@@ -108,7 +110,7 @@ class StreamResponder:
             buffer_bytes=settings.stream_buffer_bytes,
         )
 
-    def sink(self, request_id: str, index: int, *, prepared: Prepared, prompt: Prompt) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """See Responder."""
         chunks = Chunks(self._heading, index, usage_follows=self._include_usage)
         if prepared.is_annotated:
@@ -117,7 +119,7 @@ class StreamResponder:
                 self._channel,
                 siblings=self._siblings,
                 chunks=chunks,
-                transcript=Transcript(self._heading.kind, prepared, prompt),
+                transcript=_transcript(self._heading, prepared, index, choices=self._choices),
                 usage=self._usage,
             )
         return StreamedChoice(
@@ -165,6 +167,11 @@ class StreamResponder:
         except TimeoutError:
             transport.abort()
         return response
+
+
+def _transcript(heading: Heading, prepared: Prepared, index: int, *, choices: int) -> Transcript:
+    """That of choice `index`: all prompts have as many."""
+    return Transcript(heading.kind, prepared, index * len(prepared.prompts) // choices)
 
 
 def _farewell(heading: Heading, usage: Usage | None) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 from executor.contract import Logprobs
 from gateway.answers import Kind
 from gateway.logprobs import Account, ChatAccount, TextAccount
-from gateway.preparing import Prepared, Prompt
+from gateway.preparing import Prepared
 
 
 class Transcript:
@@ -18,14 +18,18 @@ class Transcript:
 
     __slots__ = ("_account", "_echoed", "_is_silent", "_pieces")
 
-    def __init__(self, kind: Kind, prepared: Prepared, prompt: Prompt) -> None:
+    def __init__(self, kind: Kind, prepared: Prepared, number: int) -> None:
+        """For a completion of the prompt with this number."""
         language = prepared.language
         pieces = language.detokeniser()
+        prompt: list[int] = []
         self._echoed = ""
         if prepared.echoes:
+            prompt, _ = prepared.prompts[number]
+            given = prepared.echoes[number]
             # The completion goes on from there, in the middle of a character even.
-            text = pieces.push(prompt.ids)
-            self._echoed = text if prompt.text is None else prompt.text
+            text = pieces.push(prompt)
+            self._echoed = text if given is None else given
         self._pieces = prepared.stopping(pieces)
         self._is_silent = prepared.is_silent
         self._account: Account | None = None
@@ -34,12 +38,7 @@ class Transcript:
             self._account = (
                 ChatAccount(texts)
                 if kind == "chat"
-                else TextAccount(
-                    texts,
-                    language.detokeniser(),
-                    prompt=prompt.ids if prepared.echoes else (),
-                    echoed=self._echoed,
-                )
+                else TextAccount(texts, language.detokeniser(), prompt=prompt, echoed=self._echoed)
             )
 
     @property

@@ -113,9 +113,9 @@ def test_a_prompt_of_one_token_has_nothing_to_tell(driver: Driver) -> None:
 
 
 def test_the_logits_of_prompts_are_read_in_steps_that_memory_can_bear(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
+    engine: ContinuousEngine, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver.engine._batch, "_read_tokens", 30)
+    monkeypatch.setattr(engine._batch, "_read_tokens", 30)
     driver.submit("decodes", prompt(1, 9), 9)
     driver.step()
     driver.submit("echo", PROMPT, 1, sampling=ECHO)

@@ -209,6 +209,17 @@ async def test_the_echo_of_a_text_is_that_text_whatever_its_tokens_spell(
     assert choice["logprobs"]["text_offset"][-1] == len(prompt)
 
 
+async def test_each_choice_begins_with_its_own_prompt(desk: FakeDesk, served: Served) -> None:
+    connection = await text_asked(served, prompt=["red ", "blue "], n=2, echo=True, max_tokens=0)
+    for _ in range(4):
+        request = await desk.offered.get()
+        desk.say(request.id, [70])
+        desk.finish(request.id, "length")
+    choices = (await connection.answer()).json()["choices"]
+    await connection.leave()
+    assert [choice["text"] for choice in choices] == ["red ", "red ", "blue ", "blue "]
+
+
 async def test_of_a_prompt_that_was_cut_only_what_is_left_is_echoed(
     desk: FakeDesk, served: Served
 ) -> None:

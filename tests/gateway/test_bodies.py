@@ -443,4 +443,4 @@ def test_any_body_is_either_prepared_or_refused_as_a_bad_request(
         prepared = asyncio.run(preparer.prepare(read, model, capacity=CAPACITY, size=0))
     except InvalidRequest:
         return
-    assert all(0 < len(one.ids) + one.new_tokens <= 1024 for one in prepared.prompts)
+    assert all(0 < len(ids) + new <= 1024 for ids, new in prepared.prompts)
