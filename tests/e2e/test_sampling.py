@@ -16,6 +16,9 @@ from tests.e2e.client import Client, by
 from tests.e2e.daemon import Daemon, settings
 from tests.tiny_model import build
 
+# Two processes import torch first.
+pytestmark = pytest.mark.timeout(180)
+
 TOKENS = 250
 
 
@@ -33,12 +36,13 @@ def daemon(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
         "device": "cpu",
         "dtype": "float32",
         "threads": 1,
+        "max_step_tokens": 64,
         "warmup_sizes": [1],
     }
     # One seat, so that a paid request needs the one that is taken.
     config = settings(
         limits={"max_batch_size": 1, "max_batch_tokens": 32, "wait_timeout": "0s"},
-        envelope={"max_batch_tokens": [16, 2048]},
+        envelope={"max_batch_tokens": [16, 64]},
         tiers={
             "paid": {"priority": 20, "service_tier": "priority", "targets": {"ttft": "50ms"}},
             "offline": {"priority": 0, "service_tier": "flex", "targets": {"e2e": "10m"}},
@@ -52,7 +56,8 @@ def daemon(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
 @pytest.fixture
 async def client(daemon: Daemon) -> AsyncIterator[Client]:
     async with daemon.client() as client:
-        await client.ready()
+        # A real model takes its time to load where others use the machine.
+        await client.ready(patience_s=120.0)
         yield client
 
 
