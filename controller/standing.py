@@ -80,6 +80,15 @@ class Standings(Listener):
             return False
         return any(other.can_ever_hold(request) for other in self.others(seats))
 
+    def notes(self) -> list[str]:
+        """What an operator should know of those that are taken out."""
+        return [
+            f"executor '{name}' failed {self.of[name].failures} times in a row: others have its "
+            "work, and it gets one request now and then"
+            for name, seats in self._executors.items()
+            if seats.ready and not self.of[name].is_good and self.others(seats)
+        ]
+
     def others(self, seats: ExecutorSeats) -> list[ExecutorSeats]:
         """Those beside this one that are ready and well."""
         return [

@@ -109,7 +109,10 @@ class ServingDesk:
             reasons.append("the control loop does not tick")
         return not reasons, {
             "reasons": reasons,
-            "notes": [*notes(self._ticker.loops, abandoned=len(self._abandoned))],
+            "notes": [
+                *notes(self._ticker.loops, abandoned=len(self._abandoned)),
+                *self._batcher.standings.notes(),
+            ],
             "warnings": self._promises.words,
             "executors": executors,
         }

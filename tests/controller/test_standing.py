@@ -68,6 +68,10 @@ def test_after_two_failures_in_a_row_it_gets_nothing_for_a_second_then_one_reque
     sick_twice(stage)
     for _ in range(6):
         stage.arrive()
+    assert stage.batcher.standings.notes() == [
+        "executor 'sick' failed 2 times in a row: others have its work, and it gets one request "
+        "now and then"
+    ]
     # Its pause counts from the second failure.
     assert stage.poll(0.2).wake_at == pytest.approx(1.1)
     assert (len(stage.ids("well")), stage.ids("sick")) == (4, [])
@@ -76,6 +80,7 @@ def test_after_two_failures_in_a_row_it_gets_nothing_for_a_second_then_one_reque
     stage.report(executor="sick", tokens=[("r6", 0, [1])])
     stage.poll(1.2)
     assert stage.ids("sick") == ["r6", "r7"]
+    assert stage.batcher.standings.notes() == []
 
 
 def test_its_pause_doubles_with_each_further_failure_up_to_a_minute() -> None:
