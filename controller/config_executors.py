@@ -133,6 +133,8 @@ class SimulatedExecutor(_Executor):
     """What the device claims: a fraction, `model` (rows over seats), null (no such counter)."""
     output_tokens: Count | None = None
     """Length of a completion in tokens; null: until `max_tokens`."""
+    fails_above_tokens: CountOrZero = 0
+    """For drills: steps after which more tokens are held run out of memory; 0: none does."""
     seed: CountOrZero = 0
     """Seed of the bytes that it writes and of the jitter."""
 

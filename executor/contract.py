@@ -254,7 +254,9 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     `a..e`, `c_above`, `knee`: see `StepEstimate` in `policies.contract` (seconds). `jitter` is the
     relative standard deviation of a step's time. `utilization` is what the device claims: a fixed
     fraction, "model" (rows over seats), or None (it has no such counter). A completion is
-    `output_tokens` long (None: until `max_new_tokens`) and its bytes are drawn from `seed`.
+    `output_tokens` long (None: until `max_new_tokens`) and its bytes are drawn from `seed`. Its
+    memory really ends at `fails_above_tokens` (0: it does not), whatever `kv_tokens` claims: a step
+    after which more would be held fails.
     """
 
     model: str = "simulated"
@@ -275,6 +277,7 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     load_s: float = 0.0
     utilization: float | Literal["model"] | None = None
     output_tokens: int | None = None
+    fails_above_tokens: int = 0
     seed: int = 0
 
 
