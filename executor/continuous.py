@@ -213,7 +213,7 @@ def _try_out(batch: paged.PagedBatch, loaded: models.Loaded) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError | paged.KvExhausted)
     return is_known or "can't allocate memory" in str(error)
 
 

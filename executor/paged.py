@@ -30,6 +30,13 @@ from transformers.generation.continuous_batching.utils import (
 from executor import attention, shared_prefill
 
 VERSION = "5.24"
+# How transformers says that nobody can go on, and nobody can make room.
+_NO_KV = "No requests can be scheduled"
+
+
+class KvExhausted(RuntimeError):
+    """The KV cache has no room for any sequence to go on."""
+
 
 Choose = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
 """Next tokens [n] from float32 logits [n, vocabulary] of the sequences with these names."""
@@ -151,7 +158,7 @@ class PagedBatch:
         processor.max_batch_tokens = max_tokens
         self._make_room()
         with torch.inference_mode():
-            if not processor.prepare_next_batch():
+            if not self._prepare():
                 return []
             rows = [
                 (future, future.state.position_offset - future.query_length, _decodes(future))
@@ -174,6 +181,15 @@ class PagedBatch:
             if advance.is_finished:
                 self._scheduler.priorities.pop(advance.name, None)
         return moved
+
+    def _prepare(self) -> bool:
+        """Plan the next step; False where there is nothing to compute. Raises KvExhausted."""
+        try:
+            return bool(self._processor.prepare_next_batch())
+        except RuntimeError as error:
+            if _NO_KV in str(error):
+                raise KvExhausted(f"no sequence fits into {self.kv_tokens} tokens of KV") from error
+            raise
 
     def _forward(self, choose: Choose) -> None:
         """The model, and the choice of tokens, for the batch that was prepared."""

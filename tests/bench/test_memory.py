@@ -122,7 +122,6 @@ def test_what_is_known_is_probed_again_after_ten_minutes_and_then_seldom() -> No
         rules=Rules(interval_s=1.0, drain_s=0.0),
     )
     assert {fate.outcome for fate in journal.fates} == {"finished", "open"}
-    print(watch.failures)
     first = [at for at in watch.failures if at < 600.0]
     later = [at for at in watch.failures if at >= 600.0]
     assert len(first) == 2
