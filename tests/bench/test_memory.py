@@ -1,4 +1,4 @@
-"""Executors whose memory ends before they say so: nothing is lost, and they stay below from then on."""
+"""Executors whose memory ends before they say so: nothing is lost, and they stay below it."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def test_one_that_can_never_fit_fails_and_the_others_do_not(kind: dict[str, Any]
     arrivals += [Arrival(0.6 + i * 0.01, "paid", 50, 50) for i in range(20)]
     # By now it is known that so long a prompt has no chance, and nobody has to fail for it.
     arrivals.append(Arrival(20.0, "paid", 1500, 10))
-    journal, _ = run(
-        given(*arrivals), settings=settings(kind), tokens=2048, listeners=[watch]
-    )
+    journal, _ = run(given(*arrivals), settings=settings(kind), tokens=2048, listeners=[watch])
     failed = [fate for fate in journal.fates if fate.outcome != "finished"]
     assert [(fate.prompt, fate.outcome, fate.reason) for fate in failed] == [
         (1500, "failed", "does_not_fit"),
@@ -104,7 +102,7 @@ def test_an_executor_that_had_failed_for_a_moment_serves_as_many_as_before(
     watch = Watch()
     arrivals = [Arrival(i * 0.001, "paid", 10, 100) for i in range(64)]
     fault = FaultAt(0.05, "oom")
-    journal, simulator = run(
+    journal, _ = run(
         given(*arrivals, faults=(fault,)), settings=settings(kind, fails_above=0), listeners=[watch]
     )
     assert [(fate.outcome, fate.tokens) for fate in journal.fates] == [("finished", 100)] * 64

@@ -375,10 +375,12 @@ class TestLoss:
         stage = Stage.build(size=2)
         arrivals(stage, 2)
         for held in (100, 200, 300, 400, 500):
-            assert stage.poll() and stage.ids()[-1] == "r1"
+            stage.poll()
+            assert stage.ids()[-1] == "r1"
             step = StepSample(0.02, 1, 1, held - 1, 0, 0)
             stage.report(returned=["r1"], why="out_of_memory", sample=step)
-            assert stage.poll() and stage.ids() == ["r0"]
+            stage.poll()
+            assert stage.ids() == ["r0"]
             # The other one grows beyond what failed, so it failed for something else.
             stage.report(sample=step)
         stage.poll()

@@ -1,4 +1,4 @@
-"""The real engine under the real core when memory really runs out: no text changes, none is lost."""
+"""The real engine under the real core when memory really runs out: no text is lost or changed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Daemon:
 def end_memory_at(
     engine: ContinuousEngine, most: int, patch: pytest.MonkeyPatch, *, device: str = "cpu"
 ) -> None:
-    """Let a step after which sequences hold more than `most` tokens allocate what no machine has."""
+    """Let a step after which more than `most` tokens are held allocate what no machine has."""
 
     def choose_with_little_memory(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         if engine._batch.held_tokens() > most:
