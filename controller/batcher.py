@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from controller import shortage
 from controller.admission import Admission
 from controller.book import Book
 from controller.company import AllComers
@@ -199,7 +200,8 @@ class Batcher:
         for tell in self._audience.stepped:
             tell(seats, report, now)
         step_tokens = seats.step_tokens
-        seats.note_step(report, now)
+        shortage.note(seats, report, now)
+        seats.note_step(report)
         if seats.step_tokens != step_tokens:
             self._owed_answer.add(executor)
         self._paces[executor].stepped(seats, report)

@@ -17,6 +17,7 @@ from controller.preemption import Preemptor
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.scheduler import Scheduler, Turn
+from controller.shortage import may_join
 from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
 from controller.tiers import seat_cap
 from executor.contract import Submit
@@ -231,7 +232,7 @@ class Former:
             return False
         if not seats.seats:
             return True
-        if request.out_of_memory >= ALONE_AFTER or not seats.may_retry(request):
+        if request.out_of_memory >= ALONE_AFTER or not may_join(seats, request):
             self.waiting_for_steps.add(seats.name)
             return False
         bounded = not seats.unbounded and request.expected_new_tokens is None

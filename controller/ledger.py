@@ -255,23 +255,8 @@ class ExecutorSeats:
         prompt = len(request.prompt)
         return prompt <= self.most_prompt and prompt + request.max_new_tokens <= self.most_tokens
 
-    def may_retry(self, request: Request) -> bool:
-        """Whether a request may join those who are seated, after memory ran out: not beyond what
-        is tried again for now."""
-        most = self.memory.retry.held
-        if most == math.inf:
-            return True
-        taken = sum([_has(seat.request) for seat in self.seats.values()])
-        return taken + _has(request) <= most
-
-    def note_step(self, report: Report, now: float) -> None:
-        """Keep what the last step says about the next, and about the memory."""
-        if report.returned or report.released:
-            self._note_returned(report, now)
-        elif (sample := report.sample) is not None:
-            computed = sample.prefill_tokens + sample.decodes
-            self.memory.fitted(sample.context_tokens + computed, computed)
-        self.look_at_memory(now)
+    def note_step(self, report: Report) -> None:
+        """Keep what the last step says about the next."""
         self.reports += 1
         self.kv_tokens = report.kv_tokens
         self.too_large_steps -= report.steps
@@ -289,46 +274,6 @@ class ExecutorSeats:
             seat.left -= part
             self.prompt_tokens -= part
             done -= part
-
-    def _note_returned(self, report: Report, now: float) -> None:
-        """Some are given back: whether these are all that there were, and whether for memory."""
-        assert self.capacity is not None
-        gone = {(one.request_id, one.attempt) for one in report.returned}
-        gone |= {(one.request_id, one.attempt) for one in report.released}
-        gone |= {(one.request_id, one.attempt) for one in report.finished}
-        # Who was seated since the last report was perhaps still on the way.
-        self.memory.whole = report.sample is None and all(
-            key in gone or seat.since == self.reports
-            for key, seat in self.seats.items()
-            if seat.state is SeatState.RUNNING
-        )
-        self.memory.alone = False
-        back = [
-            seat
-            for one in report.returned
-            if one.reason == "out_of_memory"
-            and (seat := self.find(one.request_id, one.attempt)) is not None
-        ]
-        if not back:
-            return
-        held, step = self._next_step()
-        if self.memory.whole:
-            splits = self.capacity.splits_prefill
-            least = self.size_limit if splits else step
-            self.memory.ran_out(held, step, now, rows=len(self.seats), least_step=least)
-        else:
-            self.memory.ceiling.ran_out(held, None, now)
-
-    def _next_step(self) -> tuple[int, int]:
-        """Tokens that are held after the next step, and those that it computes, as far as we know:
-        what was cached of a prompt was not computed."""
-        assert self.capacity is not None
-        prompts, decodes = self.prompt_tokens, len(self.seats) - len(self.prefilling)
-        step = prompts + decodes
-        if self.capacity.splits_prefill:
-            step = min(step, self.step_tokens)
-        held = sum([_has(seat.request) for seat in self.seats.values()])
-        return held - prompts + step - decodes, step
 
     def running(self) -> Iterator[Seat]:
         """The seats whose requests go on."""
@@ -348,8 +293,3 @@ class ExecutorSeats:
         self.size_limit = self.most_tokens = self.most_prompt = 0
         self.free_since = None
         return seats
-
-
-def _has(request: Request) -> int:
-    """Tokens of KV that a sequence holds once it is prefilled."""
-    return len(request.prompt) + len(request.tokens)

@@ -284,19 +284,28 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A causal language model in a folder, run by transformers' continuous batching.
 
-    `threads` 0 is every core but one; `num_blocks` 0 sizes the KV cache from free memory, in
-    blocks of `block_size` tokens. `max_context_tokens` 0 is the model's own maximum.
+    `threads` 0 is every core but one. The KV cache has `num_blocks` blocks of `block_size` tokens,
+    or `kv_memory` bytes, or `kv_fraction` of the device's free memory; 0, None, None: what is
+    usual there. `cpu_offload` bytes of the machine's memory hold the KV of sequences that a full
+    GPU has to put aside. `attention` "auto" is our own where the model allows it.
+    `max_context_tokens` 0 is the model's own maximum.
     """
 
     model: str
     served_name: str
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["full", "8bit", "4bit"] = "full"
+    trust_remote_code: bool = False
     threads: int = 0
     max_seqs: int = 64
     max_step_tokens: int = 2048
     max_context_tokens: int = 0
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     num_blocks: int = 0
+    kv_memory: int | None = None
+    kv_fraction: float | None = None
+    cpu_offload: int = 0
     block_size: int = 32
     prefix_sharing: bool = True
     warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)

@@ -65,8 +65,10 @@ class _NoRouter:
 class PagedBatch:
     """Sequences of one causal model over a paged KV cache, stepped by hand. One thread only.
 
-    `num_blocks` None sizes the cache from the accelerator's free memory. Raises ValueError where
-    the model cannot be batched like this, or does not fit.
+    `num_blocks` None sizes the cache from the accelerator's free memory, of which it takes
+    `memory_fraction` (None: transformers' choice). `cpu_offload` bytes of the machine's memory take
+    the KV of sequences that have to make room. Raises ValueError where the model cannot be batched
+    like this, or does not fit.
     """
 
     def __init__(
@@ -78,14 +80,20 @@ class PagedBatch:
         block_size: int,
         num_blocks: int | None,
         prefix_sharing: bool,
+        memory_fraction: float | None = None,
+        cpu_offload: int = 0,
         is_stock: bool = False,
     ) -> None:
-        """`is_stock` keeps transformers' own dense attention, to compare with."""
+        """`is_stock` keeps the attention that the model was loaded with."""
         self._model = model
         self._is_ours = not is_stock and _can_attend_by_sequence(model.config)
         config = ContinuousBatchingConfig(
             page_size=block_size,
             num_blocks=num_blocks,
+            max_memory_percent=memory_fraction,
+            cpu_offload_space=cpu_offload / 2**30,
+            # More than there is was refused before: nothing is cut back in silence.
+            cpu_offload_space_safety_threshold=1.0,
             max_batch_tokens=max_step_tokens,
             max_requests_per_batch=max_seqs,
             max_blocks_per_request=0,
@@ -109,7 +117,8 @@ class PagedBatch:
         except MemoryError as error:
             raise ValueError(
                 f"{num_blocks} KV blocks of {block_size} tokens with steps of {max_step_tokens}"
-                f" tokens do not fit in memory ({error}); lower num_blocks or max_step_tokens"
+                f" tokens do not fit in memory ({error}); lower num_blocks, kv_memory or"
+                " max_step_tokens"
             ) from error
         self._processor.output_router = _NoRouter()
         self._cache: Any = self._processor.cache
@@ -145,7 +154,8 @@ class PagedBatch:
         for name in names:
             self._scheduler.priorities.pop(name, None)
             self._scheduler.set_request_cancellation(name)
-        self._scheduler.clear_cancelled_requests()
+        for state in self._scheduler.clear_cancelled_requests():
+            self._processor.offloading_manager.free_request_cpu_cache(state)
         # Only a sequence that finishes would lift this, and there may be none left.
         self._scheduler.block_new_requests = False
 
