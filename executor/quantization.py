@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ def quantization(
         )
     made: Any = BitsAndBytesConfig  # its constructor is not typed
     if weights == "8bit":
-        # It says so at every step, and there is nothing to be done about it.
-        warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
+        # It tells at every step that it computes in float16.
+        logging.getLogger(f"{PACKAGE}.autograd._functions").setLevel(logging.ERROR)
         return made(load_in_8bit=True)
     return made(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
