@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.executor.engine_driver import Driver, assert_same, load, prompt
 
 # Of the tiny model in float32: 2 * 2 layers * 2 heads * 16 * 4 bytes.
 TOKEN_BYTES = 512
-HAS_BITSANDBYTES = quantization.find_spec("bitsandbytes") is not None
+HAS_BITSANDBYTES = find_spec("bitsandbytes") is not None
 
 
 class TestKvSize:

@@ -1,4 +1,4 @@
-"""The first step of each size may be fifty times slower: none of a request's is, and none counts."""
+"""The first step of each size may be fifty times slower: nobody pays for it, nor does it count."""
 
 from __future__ import annotations
 
