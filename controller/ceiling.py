@@ -71,11 +71,13 @@ class Ceiling:
         # What failed was not kept; whatever holds more than is allowed has shown that it fits.
         self._held = Bound(tokens, tokens, now + left_s)
 
-    def ran_out(self, held: float | None, step: float | None, now: float) -> None:
+    def ran_out(
+        self, held: float | None, step: float | None, now: float, *, least: float = 0.0
+    ) -> None:
         """Memory ran out with so many tokens held, or computed in one step; None: that many were
-        known to fit, and it was the other that was too much."""
+        known to fit, and it was the other that was too much. `least` may still be held."""
         if held is not None:
-            self._held = self._lowered(self._held, held, now)
+            self._held = self._lowered(self._held, held, now, least=least)
         if step is not None:
             self._step = self._lowered(self._step, step, now)
 
@@ -101,9 +103,10 @@ class Ceiling:
         """The ceiling on what is held has risen beyond all the memory that there is."""
         self._held = Bound()
 
-    def _lowered(self, bound: Bound, failed: float, now: float) -> Bound:
+    def _lowered(self, bound: Bound, failed: float, now: float, *, least: float = 0.0) -> Bound:
         """What failed above a bound that is known already says nothing new but when."""
-        kept = min(self.config.oom_keep * failed, bound.at(now, self.config.oom_probe_step))
+        kept = max(least, self.config.oom_keep * failed)
+        kept = min(kept, bound.at(now, self.config.oom_probe_step))
         return Bound(min(failed, bound.failed), kept, now + self.config.oom_probe_after)
 
 
@@ -172,8 +175,11 @@ class Memory:
     def ran_out(self, held: int, step: int, now: float, *, rows: int, least_step: int) -> None:
         """A step of `rows` sequences would have held and computed so many tokens, and everything
         was given back. No step can be smaller than `least_step`."""
+        # What has fitted before is not given up by more than half at once: it may have been a
+        # moment, and with few sequences the ceiling of that moment would be next to nothing.
+        least = self.retry.held_fitted / 2
         blamed = self.retry.ran_out(held, step, least_step=least_step)
-        self.ceiling.ran_out(*blamed, now)
+        self.ceiling.ran_out(*blamed, now, least=least)
         self.alone = rows == 1 and blamed[1] is None
 
     def fitted(self, held: int, step: int) -> None:

@@ -13,7 +13,7 @@ def note(seats: ExecutorSeats, report: Report, now: float) -> None:
     """Learn from a report; the seats are as they were during the step."""
     if report.returned or report.released:
         _note_returned(seats, report, now)
-    elif (sample := report.sample) is not None:
+    if (sample := report.sample) is not None:
         computed = sample.prefill_tokens + sample.decodes
         seats.memory.fitted(sample.context_tokens + computed, computed)
     seats.look_at_memory(now)

@@ -377,12 +377,12 @@ class TestLoss:
         for held in (100, 200, 300, 400, 500):
             stage.poll()
             assert stage.ids()[-1] == "r1"
-            step = StepSample(0.02, 1, 1, held - 1, 0, 0)
-            stage.report(returned=["r1"], why="out_of_memory", sample=step)
+            alone = StepSample(0.02, 1, 1, 9, 0, 0)
+            stage.report(returned=["r1"], why="out_of_memory", sample=alone)
             stage.poll()
             assert stage.ids() == ["r0"]
             # The other one grows beyond what failed, so it failed for something else.
-            stage.report(sample=step)
+            stage.report(sample=StepSample(0.02, 1, 1, held - 1, 0, 0))
         stage.poll()
         stage.report(tokens=[("r1", 0, [1] * 10)], finished=["r1"])
         stage.poll()

@@ -70,6 +70,16 @@ class TestCeiling:
         known.fitted(100, 400)
         assert known.ceiling.step_tokens(NOW) == math.inf
 
+    def test_what_has_fitted_is_given_up_by_half_at_once_and_altogether_if_it_fails_again(
+        self,
+    ) -> None:
+        known = memory()
+        known.fitted(1000, 64)
+        fail(known, 100, 16)
+        assert (known.held, known.retry.held) == (500.0, 50)
+        fail(known, 50, 16, now=NOW + 1.0)
+        assert (known.held, known.retry.held) == (40.0, 25)
+
     def test_a_step_that_was_larger_than_any_before_is_to_blame_and_not_what_was_held(self) -> None:
         known = memory()
         known.fitted(5000, 512)

@@ -81,6 +81,28 @@ async def test_an_executor_with_less_memory_than_it_claims_serves_everybody_all_
         assert 1 <= failures <= 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_can_never_fit_into_memory_is_a_real_400_with_the_number_of_tokens(
+    stream: bool,
+) -> None:
+    small = settings(executors=[STEADY | {"a": "2ms", "fails_above_tokens": 300}])
+    async with inside(small) as (_, client):
+        others = [asyncio.create_task(client.ask(tokens=20, seed=seed)) for seed in range(4)]
+        giant = await client.ask("x" * 400, tokens=5, stream=stream)
+        assert (giant.status, giant.error["code"]) == (400, "context_length_exceeded")
+        assert giant.error["message"].startswith(
+            "memory ran out 2 times for this request alone, which has 400 tokens"
+        )
+        assert [(await other).ended for other in others] == ["done"] * 4
+        state = await client.state()
+        assert conserved(state)
+        assert (state["requests"]["failed"], state["requests"]["finished"]) == (1, 4)
+        # The next one need not fail first.
+        again = await client.ask("x" * 400, tokens=5, stream=stream)
+        assert (again.status, again.error["code"]) == (400, "context_length_exceeded")
+        assert (await client.state())["requests"]["failed"] == 1
+
+
 async def test_a_stall_longer_than_allowed_restarts_the_worker_and_loses_nothing() -> None:
     async with inside(CONFIG) as (parts, client):
         expected = await texts(await load(client))
