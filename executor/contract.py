@@ -197,7 +197,9 @@ class Returned(msgspec.Struct, frozen=True, array_like=True):
     """This attempt was given back unfinished and its seat is free; tokens already sent count.
 
     `fatal` says that this very request can never run here (it would fail again), so that it fails
-    instead of being submitted again.
+    instead of being submitted again. Where memory ran out for a whole step, everything comes back
+    in one report without a sample, and is tried again in halves; where others went on, the sample
+    is theirs.
     """
 
     request_id: str

@@ -29,7 +29,7 @@ def quantization(
     if find_spec(PACKAGE) is None:
         raise ValueError(
             f"weights {weights} need the package {PACKAGE}, which is not installed:"
-            f" pip install 'headway[quant]', or {PACKAGE} itself"
+            f" pip install -c constraints.txt {PACKAGE}"
         )
     made: Any = BitsAndBytesConfig  # its constructor is not typed
     if weights == "8bit":

@@ -115,9 +115,9 @@ def test_what_is_known_is_probed_again_after_ten_minutes_and_then_seldom() -> No
     workload = Workload("closed", 2400.0, (), clients=(clients,))
     journal, simulator = run(
         workload,
-        settings=settings({}, step_s=1.0),
+        settings=settings({}, step_s=2.0),
         listeners=[watch],
-        rules=Rules(interval_s=1.0, drain_s=0.0),
+        rules=Rules(interval_s=2.0, drain_s=0.0),
     )
     assert {fate.outcome for fate in journal.fates} == {"finished", "open"}
     first = [at for at in watch.failures if at < 600.0]
