@@ -68,8 +68,8 @@ class Ceiling:
 
     def recall(self, tokens: float, left_s: float, now: float) -> None:
         """Stay below what was known before the start."""
-        # What failed was not kept; whatever holds more than is allowed has shown that it fits.
-        self._held = Bound(tokens, tokens, now + left_s)
+        keep = self.config.oom_keep
+        self._held = Bound(tokens / keep if keep else tokens, tokens, now + left_s)
 
     def ran_out(
         self, held: float | None, step: float | None, now: float, *, least: float = 0.0

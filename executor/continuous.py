@@ -80,7 +80,7 @@ class ContinuousEngine:
             block_size=settings.block_size,
             num_blocks=settings.num_blocks or provision.num_blocks(loaded, settings),
             prefix_sharing=settings.prefix_sharing,
-            memory_fraction=settings.kv_fraction,
+            memory_fraction=provision.memory_fraction(settings, loaded.device),
             cpu_offload=settings.cpu_offload,
             is_stock=is_stock,
         )

@@ -41,6 +41,14 @@ def check_offload(settings: ContinuousSettings, device: torch.device) -> None:
         raise ValueError(f"cpu_offload {size} bytes are more than the {available} that are free")
 
 
+def memory_fraction(settings: ContinuousSettings, device: torch.device) -> float | None:
+    """The part of free memory that KV and steps may have together; None: transformers' choice."""
+    if device.type == "cpu" and (settings.kv_memory or settings.kv_fraction):
+        # How much KV has is reckoned here, and all the rest is there for the steps.
+        return 1.0
+    return settings.kv_fraction
+
+
 def num_blocks(loaded: models.Loaded, settings: ContinuousSettings) -> int | None:
     """KV blocks where the settings name no number; None lets transformers fill an accelerator.
 

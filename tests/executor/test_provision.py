@@ -34,6 +34,9 @@ class TestKvSize:
     def test_a_fraction_is_of_what_is_free(
         self, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        _, here = load(tiny_folder, kv_fraction=0.002)
+        free = psutil.virtual_memory().available
+        assert here.capacity.kv_tokens * TOKEN_BYTES == pytest.approx(0.002 * free, rel=0.3)
         memory = type("Memory", (), {"available": 2**22, "total": 2**34})
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
         _, ready = load(tiny_folder, kv_fraction=0.25, block_size=16, max_step_tokens=64)
