@@ -56,6 +56,7 @@ class ExecutorInstruments:
     ready: Gauge
     failures: Gauge
     restarts: Count
+    out_of_memory: Count
     running: Mapping[str, Gauge]
     utilization: Mapping[Source, Gauge]
 
@@ -80,6 +81,7 @@ class GroupInstruments:
     envelope_batch_tokens: tuple[Gauge, Gauge]
     envelope_wait_s: tuple[Gauge, Gauge]
     epoch: Gauge
+    memory_ceiling: Gauge
     judged_batch_size: Gauge
     judged_batch_tokens: Gauge
     judged_wait_s: Gauge
