@@ -28,8 +28,8 @@ CONTEXT_TOKENS = 8192
 _NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 
 
-class DemoModelError(Exception):
-    """The demo model cannot be had; the message says what to do."""
+class DemoModelError(ValueError):
+    """The demo model cannot be had; the message says what to do, trying again would not help."""
 
 
 def cache_folder() -> Path:

@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from executor import packing
-from executor.contract import ContinuousSettings, TextModel
+from executor.contract import ContinuousSettings, PaddedSettings, TextModel
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+Settings = ContinuousSettings | PaddedSettings
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -30,7 +31,7 @@ class Loaded:
     max_context_tokens: int
 
 
-def load(settings: ContinuousSettings) -> Loaded:
+def load(settings: Settings) -> Loaded:
     """Load a causal language model from a folder: safetensors only, no code from the folder.
 
     Raises ValueError, saying what is wrong with the folder or the settings and what would do.
@@ -64,11 +65,6 @@ def load(settings: ContinuousSettings) -> Loaded:
         missing = sorted(found["missing_keys"])
         raise ValueError(
             f"model folder {folder}: {len(missing)} weights are missing, {missing[0]} among them"
-        )
-    if not model._supports_attention_backend:
-        raise ValueError(
-            f"model folder {folder}: {config.model_type} models cannot be batched continuously"
-            " (their attention is not replaceable in transformers)"
         )
     model.requires_grad_(False)
     model.eval()
@@ -142,7 +138,7 @@ def _dtype(wanted: str, stored: Any, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or is_bfloat16 else torch.float32
 
 
-def _max_context(config: Any, settings: ContinuousSettings) -> int:
+def _max_context(config: Any, settings: Settings) -> int:
     lengths = [getattr(config, key, None) for key in _LENGTH_KEYS]
     own = next((length for length in lengths if isinstance(length, int)), None)
     wanted = settings.max_context_tokens
