@@ -14,11 +14,12 @@ import torch
 
 from executor import demo_model
 from executor import model as models
-from executor.continuous import FEATURES, is_out_of_memory
+from executor.continuous import is_out_of_memory
 from executor.contract import (
     DEMO_MODEL,
     Capacity,
     Fault,
+    Feature,
     Finished,
     Key,
     PaddedSettings,
@@ -37,6 +38,17 @@ from executor.running import Running, name_of, sample
 from executor.sampling import choose
 from executor.warmup import warm_up
 
+FEATURES = frozenset(
+    {
+        Feature.TEMPERATURE,
+        Feature.TOP_P,
+        Feature.TOP_K,
+        Feature.SEED,
+        Feature.MIN_TOKENS,
+        Feature.IGNORE_EOS,
+        Feature.STOP_TOKEN_IDS,
+    }
+)
 _CPU_KV_BYTES = 2**30
 # Of an accelerator's free memory: keys and values are copied as they grow, a layer at a time, and
 # the computation needs room as well.

@@ -1,4 +1,4 @@
-"""What a model writes for one request by itself: the text that every way of batching has to give."""
+"""What a model writes for one request by itself: the text that every batching has to give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A greedy text, why it ended, and at each token the likeliest two and how far they are apart."""
+    """A greedy text, why it ended, and at each token the likeliest two and how far apart they are."""
 
     ids: list[int]
     reason: FinishReason

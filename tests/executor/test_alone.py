@@ -66,9 +66,7 @@ def test_every_text_is_that_of_its_request_alone(
     padded: Engine, continuous: Engine, reference: Any, asked: list[Ask], max_tokens: int
 ) -> None:
     """Of random prompts, lengths, ends and batch sizes, in one batch or joining it or behind it."""
-    expected = [
-        write_alone(reference, ask.tokens, ask.new, sampling=ask.sampling) for ask in asked
-    ]
+    expected = [write_alone(reference, ask.tokens, ask.new, sampling=ask.sampling) for ask in asked]
     for engine in (padded, continuous):
         driver = play(engine, asked, max_tokens=max_tokens)
         for index, alone in enumerate(expected):

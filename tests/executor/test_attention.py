@@ -69,7 +69,7 @@ def test_a_long_sequence_does_not_pad_the_short_ones() -> None:
 
 
 def test_keys_that_are_not_read_from_the_cache_stay_in_their_order() -> None:
-    """Whoever has nothing in the cache is given keys as they are, also for a prompt of one token."""
+    """Where nothing is read the keys come as they are, also for a prompt of one token."""
     layout = lay_out([(3, 3), (1, 1), (2, 2)], CPU, dtype=torch.float32)
     assert layout.order.tolist() == [0, 1, 2, 3, 4, 5]
     assert not layout.groups

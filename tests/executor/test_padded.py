@@ -1,4 +1,4 @@
-"""Batches that run to completion: nobody joins, who is done leaves, every step says what it held."""
+"""Batches that run to completion: nobody joins, who is done leaves, steps say what they held."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,7 +129,9 @@ def test_a_batch_is_prefilled_in_steps_within_the_token_limit(
     first = [[part.request_id for part in report.tokens] for report in driver.reports[:4]]
     assert first == [["0", "5", "2"], ["4"], ["1"], ["3"]]
     for i, tokens in enumerate(PROMPTS):
-        write_alone(reference, tokens, 3, sampling=GREEDY).assert_same(driver.text[str(i)], "length")
+        write_alone(reference, tokens, 3, sampling=GREEDY).assert_same(
+            driver.text[str(i)], "length"
+        )
 
 
 def test_a_higher_priority_is_prefilled_first(driver: Driver) -> None:

@@ -64,7 +64,9 @@ def test_after_a_step_that_raised_everybody_is_given_back_and_goes_on_as_if_noth
     driver.run()
     for name, length, new in (("a", 12, 6), ("b", 12, 6), ("c", 12, 6), ("behind", 8, 4)):
         tokens = prompt(9 if name == "behind" else ord(name), length)
-        write_alone(reference, tokens, new, sampling=GREEDY).assert_same(driver.text[name], "length")
+        write_alone(reference, tokens, new, sampling=GREEDY).assert_same(
+            driver.text[name], "length"
+        )
 
 
 @pytest.mark.parametrize(
