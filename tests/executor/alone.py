@@ -17,7 +17,7 @@ TIE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A greedy text, why it ended, and at each token the likeliest two and how far apart they are."""
+    """A greedy text, why it ended, and at each token the likeliest two and their distance."""
 
     ids: list[int]
     reason: FinishReason

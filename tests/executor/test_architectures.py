@@ -148,7 +148,7 @@ def test_padded_the_text_is_that_of_the_model_by_itself(
     for length, new in asked:
         driver.submit(f"{length}", prompt(length, length), new)
     driver.run()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for length, new in asked:
         alone = write_alone(
             model,

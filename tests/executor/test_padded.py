@@ -51,7 +51,6 @@ def forwards(engine: PaddedEngine) -> Iterator[list[tuple[int, int, int]]]:
 def test_who_is_done_leaves_the_computation_and_takes_its_padding_along(driver: Driver) -> None:
     for name, length, new in (("long", 20, 2), ("short", 4, 5), ("middle", 9, 3)):
         driver.submit(name, prompt(1, length), new)
-    assert isinstance(driver.engine, PaddedEngine)
     with forwards(driver.engine) as seen:
         driver.run()
     # 20 columns for three; without the longest the 9 + 2 of the next one; then the shortest alone.
@@ -121,7 +120,6 @@ def test_a_batch_is_prefilled_in_steps_within_the_token_limit(
     driver.max_tokens = 64
     for i, tokens in enumerate(PROMPTS):
         driver.submit(str(i), tokens, 3)
-    assert isinstance(driver.engine, PaddedEngine)
     with forwards(driver.engine) as seen:
         driver.run()
     # 5, 8 and 17, padded, are 51 tokens; 33, 40 and 90 do not go with another.
@@ -152,7 +150,6 @@ def test_a_row_that_is_released_leaves_at_the_next_step(driver: Driver, referenc
         driver.step()
     driver.release("b")
     driver.work(release=[Key("nobody", 7)])
-    assert isinstance(driver.engine, PaddedEngine)
     with forwards(driver.engine) as seen:
         report = driver.step()
     assert [rows for rows, _, _ in seen] == [2]
