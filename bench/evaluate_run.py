@@ -177,7 +177,7 @@ class Evaluation:
             if told:
                 best = max(told, key=Figures.goodput)
                 planned.append(
-                    (cell, Entry(replace(best.contender, label=PANG), queues, cell.seeds()))
+                    (cell, Entry(replace(best.contender, label=PANG), queues, cell.contested()))
                 )
         self._play_all(planned, self.results)
 
