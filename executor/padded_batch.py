@@ -15,9 +15,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 Choose = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
 """Next tokens [n] from float32 logits [n, vocabulary] of the sequences with these names."""
 
-# What a padded row may differ by from the same row alone, relative to the spread of its logits:
-# well above the rounding of bfloat16, well below what a token read by mistake makes.
-_TOLERANCE = 0.15
+# What a padded row may differ by from the same row alone, relative to the spread of its logits.
+# Rounding in bfloat16 came to 0.1 on a real model; padding or positions that are misread, to 0.57
+# and more on random ones.
+_TOLERANCE = 0.3
 
 
 class PaddedBatch:
