@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from executor.contract import Finished, Report, Sampling, StepSample, Submit, Tokens, Work
+from executor.contract import Key, Report, Sampling, StepSample, Submit, Work
 
 RULES = Sampling(ignore_eos=True)
 
@@ -20,6 +22,26 @@ class Ask:
     time_s: float
     prompt: Sequence[int]
     new: int
+
+
+def lengths(recorded: Sequence[int], count: int, *, mean: float, seed: str) -> list[int]:
+    """So many lengths in a random order, evenly from the shortest to the longest of what was
+    recorded, scaled to a mean: rounds differ by the order alone."""
+    ordered = sorted(recorded)
+    picked = [ordered[int((i + 0.5) / count * len(ordered))] for i in range(count)]
+    scale = mean / statistics.fmean(picked)
+    scaled = [max(1, round(length * scale)) for length in picked]
+    random.Random(seed).shuffle(scaled)
+    return scaled
+
+
+def arriving(rate: float, count: int, *, seed: str) -> list[float]:
+    """Instants of a Poisson process, in seconds."""
+    drawn, now, times = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += drawn.expovariate(rate)
+        times.append(now)
+    return times
 
 
 class Steps(Protocol):
@@ -84,23 +106,34 @@ class Played:
 
 
 def drive(
-    engine: Steps, asked: Sequence[Ask], *, seats: int, step_tokens: int, joins: bool, clock: Clock
+    engine: Steps,
+    asked: Sequence[Ask],
+    *,
+    seats: int,
+    step_tokens: int,
+    joins: bool,
+    clock: Clock,
+    fed_only: bool = False,
 ) -> Played:
-    """Let everybody come in time, and go on until all are done. `joins`: a seat that is free is
-    taken at the next step; otherwise when all are."""
+    """Let everybody come in time, and go on until all are done, or with `fed_only` until nobody
+    would wait any more. `joins`: a seat that is free is taken at the next step; otherwise when all
+    are."""
     played = Played(asked, [0.0] * len(asked), [0.0] * len(asked))
-    coming, waiting = deque(range(len(asked))), deque[int]()
-    running = tokens = 0
+    coming, waiting, running = deque(range(len(asked))), deque[int](), set[int]()
+    tokens = 0
     while coming or waiting or running:
         while coming and asked[coming[0]].time_s <= clock.now():
             waiting.append(coming.popleft())
-        room = seats - running if joins or not running else 0
+        room = seats - len(running) if joins or not running else 0
         begun = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+        if begun and not waiting and not coming:
+            played.fed_s, played.fed_tokens = clock.now(), tokens
+            if fed_only:
+                _clear(engine, running, step_tokens=step_tokens)
+                break
         if begun:
             engine.apply(Work(1, step_tokens, [_submit(asked[number], number) for number in begun]))
-            running += len(begun)
-            if not waiting and not coming:
-                played.fed_s, played.fed_tokens = clock.now(), tokens
+            running.update(begun)
         if not engine.has_work():
             if coming:
                 clock.wait_until(asked[coming[0]].time_s)
@@ -115,7 +148,7 @@ def drive(
             tokens += len(part.ids)
             played.written_s[int(part.request_id)] = now
         for finished in report.finished:
-            running -= 1
+            running.remove(int(finished.request_id))
             played.ended_s[int(finished.request_id)] = now
     return played
 
@@ -124,44 +157,8 @@ def _submit(ask: Ask, number: int) -> Submit:
     return Submit(str(number), 1, list(ask.prompt), len(ask.prompt), ask.new, RULES)
 
 
-class Ideal(Clock):
-    """An engine, and its own clock, that wastes nothing: who comes joins the next step, who is done
-    leaves it; a step of n rows takes `step_s(n)`, and `prefill_s` more for each prompt token."""
-
-    def __init__(self, step_s: Callable[[int], float], prefill_s: float) -> None:
-        super().__init__()
-        self._step_s, self._prefill_s = step_s, prefill_s
-        self._now = 0.0
-        self._left: dict[str, int] = {}
-        self._prompt_tokens = 0
-
-    def now(self) -> float:
-        """Seconds of its own."""
-        return self._now
-
-    def wait_until(self, then: float) -> None:
-        """It is that late at once."""
-        self._now = max(self._now, then)
-
-    def apply(self, work: Work) -> None:
-        """Take work."""
-        for submit in work.submit:
-            self._left[submit.request_id] = submit.max_new_tokens
-            self._prompt_tokens += len(submit.tokens)
-
-    def has_work(self) -> bool:
-        """Whether anybody is there."""
-        return bool(self._left)
-
-    def step(self) -> Report:
-        """A token for everybody."""
-        self._now += self._step_s(len(self._left)) + self._prefill_s * self._prompt_tokens
-        self._prompt_tokens = 0
-        tokens = [Tokens(name, 1, 0, [0]) for name in self._left]
-        self._left = {name: left - 1 for name, left in self._left.items()}
-        done = [name for name, left in self._left.items() if not left]
-        for name in done:
-            del self._left[name]
-        return Report(
-            epoch=1, tokens=tokens, finished=[Finished(name, 1, "length") for name in done]
-        )
+def _clear(engine: Steps, running: Iterable[int], *, step_tokens: int) -> None:
+    """Leave the engine with nothing to do."""
+    engine.apply(Work(1, step_tokens, release=[Key(str(number), 1) for number in running]))
+    while engine.has_work():
+        engine.step()

@@ -13,15 +13,15 @@ size of batch, and prompts what they take in full steps.
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench import traces
-from bench.batching_drive import Ask, Clock, Ideal, Played, Steps, drive
+from bench.batching_bound import Ideal, StepTimes
+from bench.batching_drive import Ask, Clock, Played, Steps, arriving, drive, lengths
 from bench.campaign import Ratio, paired
 from bench.engine_loop import prompts
 from bench.evaluation_text import interval
@@ -67,45 +67,6 @@ class Figures:
         self.text_s.append(loaded.text_s)
 
 
-def lengths(recorded: Sequence[int], count: int, *, mean: float, seed: str) -> list[int]:
-    """So many lengths in a random order, evenly from the shortest to the longest of what was
-    recorded, scaled to a mean: rounds differ by the order alone."""
-    ordered = sorted(recorded)
-    picked = [ordered[int((i + 0.5) / count * len(ordered))] for i in range(count)]
-    scale = mean / statistics.fmean(picked)
-    scaled = [max(1, round(length * scale)) for length in picked]
-    random.Random(seed).shuffle(scaled)
-    return scaled
-
-
-def arriving(rate: float, count: int, *, seed: str) -> list[float]:
-    """Instants of a Poisson process, in seconds."""
-    drawn, now, times = random.Random(seed), 0.0, []
-    for _ in range(count):
-        now += drawn.expovariate(rate)
-        times.append(now)
-    return times
-
-
-class StepTimes:
-    """What decode steps took, by size of batch: the median, between sizes in a straight line."""
-
-    def __init__(self, samples: Iterable[StepSample]) -> None:
-        seen: dict[int, list[float]] = {}
-        for sample in samples:
-            if not sample.prefill_tokens:
-                seen.setdefault(sample.sequences, []).append(sample.duration_s)
-        self._known = {size: statistics.median(found) for size, found in sorted(seen.items())}
-
-    def __call__(self, size: int) -> float:
-        """Seconds of a step of so many rows; beyond the sizes that were seen, of the nearest."""
-        below = [known for known in self._known if known <= size] or [min(self._known)]
-        above = [known for known in self._known if known >= size] or [max(self._known)]
-        low, high = below[-1], above[0]
-        part = (size - low) / (high - low) if high > low else 0.0
-        return self._known[low] + part * (self._known[high] - self._known[low])
-
-
 class Sides:
     """The engines, and the line that each is given."""
 
@@ -127,7 +88,7 @@ class Sides:
         if number % 2:
             order.reverse()
         feed = self._line([0.0] * (plan.seats * (plan.batches + 1)), f"feed {number}")
-        fed = {name: self._play(name, feed) for name in order}
+        fed = {name: self._play(name, feed, fed_only=True) for name in order}
         slowest = min(played.tokens_per_s for played in fed.values())
         rate = plan.load * slowest / plan.mean
         come = arriving(rate, plan.arrivals, seed=f"arrivals {number}")
@@ -135,9 +96,10 @@ class Sides:
         loaded = {name: self._play(name, line) for name in order}
         self.samples += fed[CONTINUOUS].samples + loaded[CONTINUOUS].samples
         step_s, prefill_s = StepTimes(self.samples), self._prefill_s()
-        for played, asked in ((fed, feed), (loaded, line)):
-            ideal = Ideal(step_s, prefill_s)
-            played[IDEAL] = self._drive(ideal, asked, joins=True, clock=ideal)
+        ideal = Ideal(step_s, prefill_s)
+        fed[IDEAL] = self._drive(ideal, feed, joins=True, clock=ideal, fed_only=True)
+        ideal = Ideal(step_s, prefill_s)
+        loaded[IDEAL] = self._drive(ideal, line, joins=True, clock=ideal)
         for name, figures in self.found.items():
             figures.note(fed[name], loaded[name])
             told(
@@ -153,11 +115,19 @@ class Sides:
             for i, (at, new) in enumerate(zip(times, news, strict=True))
         ]
 
-    def _play(self, name: str, asked: Sequence[Ask]) -> Played:
-        joins = name == CONTINUOUS
-        return self._drive(self._engines[name], asked, joins=joins, clock=Clock())
+    def _play(self, name: str, asked: Sequence[Ask], *, fed_only: bool = False) -> Played:
+        joins, clock = name == CONTINUOUS, Clock()
+        return self._drive(self._engines[name], asked, joins=joins, clock=clock, fed_only=fed_only)
 
-    def _drive(self, engine: Steps, asked: Sequence[Ask], *, joins: bool, clock: Clock) -> Played:
+    def _drive(
+        self,
+        engine: Steps,
+        asked: Sequence[Ask],
+        *,
+        joins: bool,
+        clock: Clock,
+        fed_only: bool = False,
+    ) -> Played:
         return drive(
             engine,
             asked,
@@ -165,6 +135,7 @@ class Sides:
             step_tokens=STEP_TOKENS,
             joins=joins,
             clock=clock,
+            fed_only=fed_only,
         )
 
     def _prefill_s(self) -> float:

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Literal
 
 import msgspec
-import psutil
 import torch
 
 from executor import demo_model
@@ -19,7 +18,6 @@ from executor.contract import (
     DEMO_MODEL,
     Capacity,
     Fault,
-    Feature,
     Finished,
     Key,
     PaddedSettings,
@@ -32,27 +30,12 @@ from executor.contract import (
 )
 from executor.engine import Progress
 from executor.padded_batch import PaddedBatch
+from executor.padded_capacity import capacity_of
 from executor.padded_rows import Row, Rows
 from executor.paged import Advance
 from executor.running import Running, name_of, sample
 from executor.sampling import choose
 from executor.warmup import warm_up
-
-FEATURES = frozenset(
-    {
-        Feature.TEMPERATURE,
-        Feature.TOP_P,
-        Feature.TOP_K,
-        Feature.SEED,
-        Feature.MIN_TOKENS,
-        Feature.IGNORE_EOS,
-        Feature.STOP_TOKEN_IDS,
-    }
-)
-_CPU_KV_BYTES = 2**30
-# Of an accelerator's free memory: keys and values are copied as they grow, a layer at a time, and
-# the computation needs room as well.
-_ACCELERATOR_KV = 0.6
 
 
 class PaddedEngine:
@@ -88,21 +71,7 @@ class PaddedEngine:
         loaded = models.load(settings)
         self._batch = PaddedBatch(loaded.model)
         token_bytes = self._batch.try_out(loaded.vocabulary)
-        kv_tokens = settings.kv_tokens or _kv_tokens(token_bytes, loaded, settings)
-        self._capacity = Capacity(
-            model=settings.served_name,
-            device=str(loaded.device),
-            max_seqs=min(settings.max_seqs, settings.max_step_tokens),
-            max_step_tokens=settings.max_step_tokens,
-            kv_tokens=kv_tokens,
-            max_context_tokens=min(loaded.max_context_tokens, kv_tokens),
-            runs_to_completion=True,
-            splits_prefill=False,
-            # A row can leave, but nobody can have its seat before the batch is over.
-            can_preempt=False,
-            features=FEATURES,
-            eos_token_ids=loaded.eos_token_ids,
-        )
+        self._capacity = capacity_of(settings, loaded, token_bytes)
         self._running = Running(self._capacity, loaded.vocabulary)
         self._max_tokens = self._capacity.max_step_tokens
         # Where layers keep a state instead of keys, a context cannot be made up.
@@ -261,20 +230,3 @@ class PaddedEngine:
             gc.collect()
             torch.cuda.empty_cache()
         return f"a step failed, {count} requests are given back: {detail}"
-
-
-def _kv_tokens(token_bytes: int, loaded: models.Loaded, settings: PaddedSettings) -> int:
-    """Tokens of KV memory where the settings name no number: what may be used of the device, at
-    most for every seat as long as can be.
-
-    On a CPU 1 GiB, or one longest sequence if that is more, within a quarter of what is free.
-    """
-    most = settings.max_seqs * loaded.max_context_tokens
-    if not token_bytes:
-        return most
-    if loaded.device.type == "cuda":
-        budget = int(_ACCELERATOR_KV * torch.cuda.mem_get_info(loaded.device)[0])
-    else:
-        longest = loaded.max_context_tokens * token_bytes
-        budget = min(max(_CPU_KV_BYTES, longest), psutil.virtual_memory().available // 4)
-    return max(1, min(most, budget // token_bytes))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.batching_drive import Ask, Clock, Ideal, drive
+from bench.batching_bound import Ideal, StepTimes
+from bench.batching_drive import Ask, Clock, drive, lengths
 from bench.padded_against_continuous import (
     CONTINUOUS,
     EARLY,
@@ -14,8 +15,6 @@ from bench.padded_against_continuous import (
     OLD,
     Plan,
     Sides,
-    StepTimes,
-    lengths,
     load,
     table,
 )
@@ -47,6 +46,16 @@ def test_without_joining_a_batch_waits_for_the_one_before() -> None:
     played = drive(ideal, asked, seats=2, step_tokens=512, joins=False, clock=ideal)
     assert played.ended_s == [1.0, 3.0, 5.0, 10.0]
     assert (played.fed_s, played.fed_tokens) == (9.0, 6)
+
+
+def test_throughput_is_measured_until_nobody_waits() -> None:
+    """The last one would take the second seat at 1.0, after two tokens."""
+    ideal = Ideal(lambda size: 1.0, 0.0)
+    asked = [ask(0.0, 1, 1), ask(0.0, 1, 3), ask(0.0, 1, 2)]
+    played = drive(ideal, asked, seats=2, step_tokens=512, joins=True, clock=ideal, fed_only=True)
+    assert (played.tokens_per_s, played.fed_s) == (2.0, 1.0)
+    assert played.ended_s == [1.0, 0.0, 0.0]
+    assert not ideal.has_work()
 
 
 def test_lengths_are_those_recorded_evenly_and_scaled() -> None:
