@@ -286,3 +286,8 @@ def test_ready_tells_what_such_an_executor_is(
     assert capacity.eos_token_ids == (2,)
     with pytest.raises(ValueError, match="only a simulated executor can be told to stall"):
         engine.inject(Fault("stall"))
+
+
+def test_memory_for_kv_is_bounded_on_a_cpu(tiny_folder: Path) -> None:
+    _, ready = load_padded(tiny_folder, max_seqs=3)
+    assert ready.capacity.kv_tokens == 3 * 1024
