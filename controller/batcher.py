@@ -28,11 +28,13 @@ from controller.returns import Returns
 from controller.scheduler import Scheduler
 from controller.tiers import Tier
 from controller.triage import Triage
-from executor.contract import Capacity, Key, Report, Submit, Tokens, Work
+from executor.contract import Capacity, Key, Logprobs, Report, Submit, Tokens, Work
 from policies.contract import Limits
 
 # Timers tell milliseconds, and who is dropped does not mind one.
 DROP_LATER_S = 0.001
+
+Streamed = tuple[Request, list[int], Logprobs | None]
 
 
 class Batcher:
@@ -188,8 +190,9 @@ class Batcher:
 
     def on_report(
         self, executor: str, incarnation: int, report: Report, now: float
-    ) -> list[tuple[Request, list[int]]]:
-        """Book what a step did; answers the tokens to stream, in the order of the report.
+    ) -> list[Streamed]:
+        """Book what a step did; answers the tokens to stream, in the order of the report, with
+        their log-probabilities where they were asked for.
 
         A report of an earlier incarnation, or of an attempt that was given up, changes nothing.
         """
@@ -203,7 +206,7 @@ class Batcher:
         if executor in self._awaited or self._former.waiting_for_steps:
             # It gives the answer a moment, so there is one, whatever it says.
             self._owed_answer.add(executor)
-        streamed = []
+        streamed: list[Streamed] = []
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
             if seat is not None and seat.state is not SeatState.RELEASING:
@@ -212,8 +215,11 @@ class Batcher:
                     seat.request.suspects = 0
                 ids = self._advance(seat.request, tokens, now)
                 if ids:
-                    streamed.append((seat.request, ids))
-        for tier in {request.tier for request, _ in streamed}:
+                    told = tokens.logprobs
+                    if told is not None and len(ids) < len(tokens.ids):
+                        told = Logprobs(told.tokens[-len(ids) :])
+                    streamed.append((seat.request, ids, told))
+        for tier in {request.tier for request, _, _ in streamed}:
             self.scheduler.progressed(tier, now)
         if report.finished or report.released or report.returned:
             self._returns.free(seats, report, now)

@@ -12,7 +12,7 @@ import psutil
 import torch
 import transformers
 
-from executor import demo_model, paged
+from executor import demo_model, logprobs, paged
 from executor import model as models
 from executor.contract import (
     DEMO_MODEL,
@@ -40,8 +40,12 @@ FEATURES = frozenset(
         Feature.MIN_TOKENS,
         Feature.IGNORE_EOS,
         Feature.STOP_TOKEN_IDS,
+        Feature.MIN_P,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
     }
 )
+"""What whoever chooses by `Running.rows` can do."""
 _CPU_KV_BYTES = 2**30
 
 
@@ -89,7 +93,7 @@ class ContinuousEngine:
             max_step_tokens=self._batch.max_step_tokens,
             kv_tokens=self._batch.kv_tokens,
             max_context_tokens=min(loaded.max_context_tokens, self._batch.kv_tokens),
-            features=FEATURES,
+            features=FEATURES | {Feature.LOGPROBS, Feature.ECHO},
             eos_token_ids=loaded.eos_token_ids,
         )
         _try_out(self._batch, loaded)
@@ -117,6 +121,7 @@ class ContinuousEngine:
                 max_new_tokens=submit.max_new_tokens,
                 stop_ids=stop_ids,
                 priority=submit.priority,
+                is_read=self._running.reads_prompt(name),
             )
         if work.release:
             self._batch.drop(self._running.release(work.release))
@@ -140,13 +145,14 @@ class ContinuousEngine:
             )
         start = perf_counter()
         try:
-            moved = self._batch.step(self._max_tokens, self._choose)
+            max_tokens = self._batch.bounded(self._max_tokens)
+            moved = self._batch.step(max_tokens, self._choose, self._running.read_prompt)
             if not moved:
                 raise RuntimeError(f"none of {len(self._running)} sequences could move")
         except Exception as error:
             return self._recover(error, released, returned)
         duration_s = perf_counter() - start
-        stalled = self._running.stalled(moved, self._max_tokens)
+        stalled = self._running.stalled(moved, max_tokens)
         tokens, finished = self._running.record(moved)
         return Report(
             epoch=self._epoch,
@@ -160,7 +166,11 @@ class ContinuousEngine:
         )
 
     def _choose(self, logits: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-        return choose(logits, self._running.rows(names))
+        rows = self._running.rows(names)
+        asked = logprobs.Asked(logits, rows)
+        tokens = choose(logits, rows)
+        self._running.note(names, asked.of(tokens))
+        return tokens
 
     def _recover(self, error: Exception, released: list[Key], returned: list[Returned]) -> Report:
         """Give everything back and start afresh. Raises where even that fails."""

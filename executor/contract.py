@@ -20,7 +20,10 @@ DEMO_MODEL = "demo"
 
 
 class Feature(StrEnum):
-    """What an executor can do with a request; a request that needs more is refused with a 400."""
+    """What an executor can do with a request; a request that needs more is refused with a 400.
+
+    `echo` is about the log-probabilities of a prompt; its text can be had anywhere.
+    """
 
     TEMPERATURE = "temperature"
     TOP_P = "top_p"
@@ -76,6 +79,15 @@ class TextModel(msgspec.Struct, frozen=True, kw_only=True):
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How the next token of one sequence is chosen. `temperature` 0 is argmax; `top_k` 0 is off.
 
+    In this order: `logit_bias` is added by id; `repetition_penalty` divides a positive logit, and
+    multiplies a negative one, of every token in the prompt or generated; `frequency_penalty` is
+    taken off once for each time that a token was generated, `presence_penalty` once if it was at
+    all; then temperature; then whoever is less likely than `min_p` times the likeliest is left out,
+    then `top_k`, then `top_p`.
+
+    `logprobs` asks for the log-probability of each token and of so many likeliest ones beside it
+    (None: for none), `prompt_logprobs` for those of the prompt's tokens too.
+
     Noise is a function of (`seed`, position of the token in the completion), so that a sequence
     that was given back and submitted again continues as it would have.
     """
@@ -87,6 +99,13 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -173,16 +192,37 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     warmup: list[StepSample] = []
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a token was: the natural logarithm of its probability as the model has it, before
+    temperature and every other rule. `top` are the ids and values of the likeliest, in order."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the tokens that they come with, one each.
+
+    `prompt`: with the first token of a completion, those of its prompt from the second token on
+    (nothing comes before the first one), where they were asked for.
+    """
+
+    tokens: list[TokenLogprob]
+    prompt: list[TokenLogprob] = []
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one attempt; `index` is the place of the first one in the completion.
 
     An end-of-sequence token is part of `ids` (it was generated and is counted); the text skips it.
+    `logprobs` where the request asked for them.
     """
 
     request_id: str
     attempt: int
     index: int
     ids: list[int]
+    logprobs: Logprobs | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):

@@ -40,11 +40,13 @@ class Usage(msgspec.Struct):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One completion that is done. `finish_reason` is "stop" or "length"."""
+    """One completion that is done. `finish_reason` is "stop" or "length"; `logprobs` as the API has
+    them, where they were asked for."""
 
     index: int
     text: str
     finish_reason: str
+    logprobs: dict[str, Any] | None = None
 
 
 def whole(heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -90,12 +92,19 @@ class Chunks:
         """An event with more text."""
         return b"%b%b%b" % (self.text_before, encode(text), self.text_after)
 
+    def annotated(self, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        """An event with more text, perhaps none, and what is told of its tokens."""
+        content = {"delta": {"content": text}} if self._kind == "chat" else {"text": text}
+        return self._choice(content, None, logprobs)
+
     def finish(self, reason: str) -> bytes:
         """The last event of the choice."""
         return self._choice({"delta": {}} if self._kind == "chat" else {"text": ""}, reason)
 
-    def _choice(self, content: dict[str, Any], reason: str | None) -> bytes:
-        choice = {"index": self._index, **content, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self, content: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
         return self._head + encode([choice]) + self._tail
 
 
@@ -130,6 +139,6 @@ def _whole_choice(kind: Kind, choice: Choice) -> dict[str, Any]:
     return {
         "index": choice.index,
         **content,
-        "logprobs": None,
+        "logprobs": choice.logprobs,
         "finish_reason": choice.finish_reason,
     }

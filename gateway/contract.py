@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from controller.places import Permit
 from controller.request import Ended, Outcome, Request
-from executor.contract import Capacity, TextModel
+from executor.contract import Capacity, Logprobs, TextModel
 from policies.contract import Limits
 
 
@@ -17,8 +17,9 @@ class Sink(Protocol):
     `on_tokens`. Tokens may still come after that; `on_end` comes exactly once, last.
     """
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
-        """The next tokens of the completion, in order, none twice."""
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
+        """The next tokens of the completion, in order, none twice; `logprobs` of each, for a
+        request that asks for them."""
 
     def on_end(self, ended: Ended) -> None:
         """The request is over."""

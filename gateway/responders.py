@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import HttpVersion11, web
 
 from gateway import request_ids
+from gateway.annotated import AnnotatedChoice, AnnotatedStream
 from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
 from gateway.gathering import Gathering, StoppingChoice, WholeChoice
 from gateway.preparing import Prepared
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 from gateway.streams import Channel, StreamedChoice
+from gateway.transcript import Transcript
 
 if TYPE_CHECKING:
     from gateway.contract import Sink
@@ -40,10 +42,20 @@ class WholeResponder:
         self._heading = heading
         self._siblings = siblings
         self._usage = usage
+        self._choices = choices
         self._gathering = Gathering(siblings, choices)
 
     def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """See Responder."""
+        if prepared.is_annotated:
+            return AnnotatedChoice(
+                request_id,
+                self._gathering,
+                siblings=self._siblings,
+                index=index,
+                transcript=_transcript(self._heading, prepared, index, choices=self._choices),
+                usage=self._usage,
+            )
         if not prepared.stops:
             return WholeChoice(
                 self._gathering, index=index, decode=prepared.language.decode, usage=self._usage
@@ -86,6 +98,7 @@ class StreamResponder:
         self._heading = heading
         self._siblings = siblings
         self._usage = usage
+        self._choices = choices
         self._include_usage = include_usage
         self._patience_s = settings.slow_reader_after_s
         self._request_id = request_id
@@ -99,11 +112,21 @@ class StreamResponder:
 
     def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
         """See Responder."""
+        chunks = Chunks(self._heading, index, usage_follows=self._include_usage)
+        if prepared.is_annotated:
+            return AnnotatedStream(
+                request_id,
+                self._channel,
+                siblings=self._siblings,
+                chunks=chunks,
+                transcript=_transcript(self._heading, prepared, index, choices=self._choices),
+                usage=self._usage,
+            )
         return StreamedChoice(
             request_id,
             self._channel,
             siblings=self._siblings,
-            chunks=Chunks(self._heading, index, usage_follows=self._include_usage),
+            chunks=chunks,
             pieces=prepared.pieces(),
             usage=self._usage,
         )
@@ -144,6 +167,11 @@ class StreamResponder:
         except TimeoutError:
             transport.abort()
         return response
+
+
+def _transcript(heading: Heading, prepared: Prepared, index: int, *, choices: int) -> Transcript:
+    """That of choice `index`: all prompts have as many."""
+    return Transcript(heading.kind, prepared, index * len(prepared.prompts) // choices)
 
 
 def _farewell(heading: Heading, usage: Usage | None) -> bytes:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from controller.batcher import Streamed
 from controller.errors import ContextLengthExceeded, Draining, NotReady, QueueFull
 from controller.plan import Why
 from controller.request import Outcome, Request
 from controller.tiers import Tier
-from executor.contract import Key
+from executor.contract import Key, Logprobs, Report, TokenLogprob, Tokens
 from policies.contract import Limits, TierLimits
 from tests.controller.stage import PAID, Stage, capacity
 
@@ -245,6 +246,25 @@ class TestReports:
         assert stage.report(tokens=[("r0", 1, [6, 7])]) == [(request, [7])]
         assert stage.report(tokens=[("r0", 0, [5])]) == []
         assert request.tokens == [5, 6, 7]
+
+    def test_log_probabilities_go_with_their_tokens_and_neither_comes_twice(self) -> None:
+        stage = Stage.build()
+        request = stage.arrive()
+        stage.poll(0.0)
+        told = [TokenLogprob(-1.0), TokenLogprob(-2.0), TokenLogprob(-3.0)]
+
+        def report(index: int, ids: list[int], logprobs: Logprobs | None) -> list[Streamed]:
+            tokens = [Tokens("r0", 1, index, ids, logprobs=logprobs)]
+            return stage.batcher.on_report("e", 1, Report(epoch=0, tokens=tokens), stage.now)
+
+        first = Logprobs(told[:2], [TokenLogprob(-9.0)])
+        assert report(0, [5, 6], first) == [(request, [5, 6], first)]
+        # Of what overlaps only the rest is new, and no prompt comes with that.
+        assert report(0, [5, 6, 7], Logprobs(told, first.prompt)) == [
+            (request, [7], Logprobs(told[2:]))
+        ]
+        assert report(0, [5], Logprobs(told[:1], first.prompt)) == []
+        assert report(3, [8], None) == [(request, [8], None)]
 
     def test_a_hole_in_the_tokens_fails_the_request(self) -> None:
         stage = Stage.build()
