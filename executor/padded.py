@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from executor import demo_model
+from executor import demo_model, logprobs
 from executor import model as models
 from executor.continuous import is_out_of_memory
 from executor.contract import (
@@ -162,7 +162,13 @@ class PaddedEngine:
         if prompts:
             names, past = [row.name for row in prompts], 0
             queries = max(len(row.tokens) for row in prompts)
-            tokens = batch.prefill([(row.name, row.tokens) for row in prompts], self._choose)
+            read = {name for name in names if self._running.reads_prompt(name)}
+            tokens = batch.prefill(
+                [(row.name, row.tokens) for row in prompts],
+                self._choose,
+                lambda name, logits: self._running.read_prompt(name, 0, logits),
+                read=read,
+            )
             rows.prefilled(prompts)
         else:
             names, queries, past = batch.names, 1, batch.columns
@@ -190,12 +196,16 @@ class PaddedEngine:
             self._batch.keep(rows.computed())
 
     def _choose(self, logits: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-        if not self._rows.has_done:
-            return choose(logits, self._running.rows(names))
-        tokens = logits.new_zeros(len(names), dtype=torch.long)
         going = [index for index, name in enumerate(names) if not self._rows.is_done(name)]
-        where = torch.tensor(going, device=logits.device)
-        tokens[where] = choose(logits[where], self._running.rows([names[i] for i in going]))
+        if len(going) < len(names):
+            # Those who are done are only computed on: any token will do.
+            tokens = logits.new_zeros(len(names), dtype=torch.long)
+            tokens[going] = self._choose(logits[going], [names[index] for index in going])
+            return tokens
+        rows = self._running.rows(names)
+        asked = logprobs.Asked(logits, rows)
+        tokens = choose(logits, rows)
+        self._running.note(names, asked.of(tokens))
         return tokens
 
     def _record(self, moved: Sequence[Advance]) -> list[Tokens]:

@@ -4,7 +4,7 @@ they leave."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +14,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 Choose = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
 """Next tokens [n] from float32 logits [n, vocabulary] of the sequences with these names."""
+Take = Callable[[str, torch.Tensor], None]
+"""Hands over the logits [tokens, vocabulary] of all tokens of the prompt with this name."""
 
 # What a padded row may differ by from the same row alone, relative to the spread of its logits.
 # Rounding in bfloat16 came to 0.1 on a real model; padding or positions that are misread, to 0.57
@@ -70,9 +72,16 @@ class PaddedBatch:
         """The KV memory, in tokens, that a row of so many takes where none is longer."""
         return tokens
 
-    def prefill(self, prompts: Sequence[tuple[str, Sequence[int]]], choose: Choose) -> list[int]:
+    def prefill(
+        self,
+        prompts: Sequence[tuple[str, Sequence[int]]],
+        choose: Choose,
+        take: Take,
+        *,
+        read: Container[str] = (),
+    ) -> list[int]:
         """Compute named prompts, all in one forward, and join them to the batch as its last rows;
-        answers the token that comes next in each."""
+        answers the token that comes next in each. `take` gets the logits of those in `read`."""
         names, lengths = [name for name, _ in prompts], [len(tokens) for _, tokens in prompts]
         longest = max(lengths)
         rows = [[0] * (longest - len(tokens)) + list(tokens) for _, tokens in prompts]
@@ -80,7 +89,12 @@ class PaddedBatch:
         starts = torch.tensor([[longest - length] for length in lengths], device=ids.device)
         mask = (torch.arange(longest, device=ids.device) >= starts).long()
         cache = self._empty()
-        tokens = self._forward(ids, mask, cache, choose, names)
+        wanted = [row for row, name in enumerate(names) if name in read]
+        logits = self._compute(ids, mask, cache, keeps=longest if wanted else 1)
+        with torch.inference_mode():
+            for row in wanted:
+                take(names[row], logits[row, -lengths[row] :])
+            tokens = choose(logits[:, -1].float(), names)
         self._join(mask, cache)
         self.names += names
         self._lengths += lengths
@@ -91,7 +105,9 @@ class PaddedBatch:
     def decode(self, choose: Choose) -> list[int]:
         """Compute the last token of every row; answers the next of each."""
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(self.names), 1))], dim=1)
-        tokens = self._forward(self._last, self._mask, self._cache, choose, self.names)
+        logits = self._compute(self._last, self._mask, self._cache)
+        with torch.inference_mode():
+            tokens = choose(logits[:, -1].float(), self.names)
         self._lengths = [length + 1 for length in self._lengths]
         self._last = tokens.view(-1, 1)
         answer: list[int] = tokens.tolist()
@@ -131,7 +147,7 @@ class PaddedBatch:
         mask = torch.ones((sequences, context + queries), dtype=torch.long, device=device)
         ids = torch.zeros((sequences, queries), dtype=torch.long, device=device)
         start = perf_counter()
-        self._forward(ids, mask, cache, lambda logits, names: logits.argmax(dim=-1), []).tolist()
+        self._compute(ids, mask, cache)[:, -1].argmax(dim=-1).tolist()
         return perf_counter() - start
 
     def try_out(self, vocabulary: int) -> int:
@@ -147,7 +163,7 @@ class PaddedBatch:
 
         for prompts in ([("short", short)], [("long", long), ("short", short)]):
             self.reset()
-            self.prefill(prompts, note)
+            self.prefill(prompts, note, lambda name, logits: None)
             self.decode(note)
             self.keep(["short"])
             self.decode(note)
@@ -168,25 +184,21 @@ class PaddedBatch:
     def _empty(self) -> Any:
         return DynamicCache() if self.is_plain else DynamicCache(config=self._model.config)
 
-    def _forward(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        cache: Any,
-        choose: Choose,
-        names: Sequence[str],
+    def _compute(
+        self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, *, keeps: int = 1
     ) -> torch.Tensor:
-        """The next token of every row, int64 [rows], of the tokens `ids` [rows, queries] that end
-        what `mask` [rows, columns] describes; `cache` has the rest, and takes these."""
+        """The logits [rows, at least the last `keeps` queries, vocabulary] of the tokens `ids`
+        [rows, queries] that end what `mask` [rows, columns] describes; `cache` has the rest, and
+        takes these."""
         batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "cache": cache}
         if self._takes_positions:
             positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
             batch["position_ids"] = positions[:, -ids.shape[1] :]
         if self._keeps_logits:
-            batch["logits_to_keep"] = 1
+            batch["logits_to_keep"] = keeps
         with torch.inference_mode():
-            logits = self._model(**batch, use_cache=True).logits[:, -1]
-            return choose(logits.float(), names)
+            logits: torch.Tensor = self._model(**batch, use_cache=True).logits
+            return logits
 
     def _join(self, mask: torch.Tensor, cache: Any) -> None:
         if not self.names:
@@ -204,7 +216,7 @@ class PaddedBatch:
         """Zeros for keys and values, in the shapes that a token has."""
         sample = self._empty()
         ids = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
-        self._forward(ids, torch.ones_like(ids), sample, lambda logits, names: logits[:, 0], [])
+        self._compute(ids, torch.ones_like(ids), sample)
         for number, layer in enumerate(sample.layers):
             keys, values = (
                 state.new_zeros((sequences, state.shape[1], context, state.shape[3]))

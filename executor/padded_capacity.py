@@ -5,20 +5,10 @@ from __future__ import annotations
 import psutil
 import torch
 
+from executor.continuous import FEATURES
 from executor.contract import Capacity, Feature, PaddedSettings
 from executor.model import Loaded
 
-FEATURES = frozenset(
-    {
-        Feature.TEMPERATURE,
-        Feature.TOP_P,
-        Feature.TOP_K,
-        Feature.SEED,
-        Feature.MIN_TOKENS,
-        Feature.IGNORE_EOS,
-        Feature.STOP_TOKEN_IDS,
-    }
-)
 _CPU_KV_BYTES = 2**30
 # Of an accelerator's free memory: keys and values are copied as they grow, a layer at a time, and
 # the computation needs room as well.
@@ -39,7 +29,7 @@ def capacity_of(settings: PaddedSettings, loaded: Loaded, token_bytes: int) -> C
         splits_prefill=False,
         # A row can leave, but nobody can have its seat before the batch is over.
         can_preempt=False,
-        features=FEATURES,
+        features=FEATURES | {Feature.LOGPROBS, Feature.ECHO},
         eos_token_ids=loaded.eos_token_ids,
     )
 

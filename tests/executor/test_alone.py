@@ -55,7 +55,7 @@ def continuous(tiny_folder: Path) -> Engine:
 
 @given(asked=st.lists(asks, min_size=1, max_size=8), max_tokens=st.sampled_from((64, 150, 2048)))
 @settings(
-    max_examples=25,
+    max_examples=16,
     deadline=None,
     derandomize=True,
     # Shrinking would take longer than a test may.
