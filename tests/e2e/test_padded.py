@@ -6,10 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.client import by, conserved
 from tests.e2e.conftest import Start
 from tests.e2e.daemon import settings
 from tests.tiny_model import build
+
+# Two processes import torch first.
+pytestmark = pytest.mark.timeout(180)
 
 PADDED: dict[str, Any] = {
     "kind": "padded",
@@ -33,7 +38,8 @@ async def test_batches_follow_each_other_and_who_goes_away_leaves_the_rest_as_it
     daemon = start(config).listening()
     rules: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     async with daemon.client() as client:
-        await client.ready()
+        # A real model takes its time to load where others use the machine.
+        await client.ready(patience_s=120.0)
         alone = await client.ask("how are you", tokens=40, **rules)
         assert alone.record["usage"]["completion_tokens"] == 40
         begun = asyncio.Event()
