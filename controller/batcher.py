@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from controller import shortage
 from controller.admission import Admission
 from controller.book import Book
 from controller.company import AllComers
@@ -129,7 +130,7 @@ class Batcher:
         """
         if request.id in self.book.requests:
             raise ValueError(f"request id {request.id} is in use")
-        self.admission.check_fits(request)
+        self.admission.check_fits(request, now)
         if request.expected_new_tokens is not None:
             most = request.max_new_tokens
             known = self._lengths[request.tier].expected(0, at_most=most)
@@ -201,7 +202,11 @@ class Batcher:
             return []
         for tell in self._audience.stepped:
             tell(seats, report, now)
+        step_tokens = seats.step_tokens
+        shortage.note(seats, report, now)
         seats.note_step(report)
+        if seats.step_tokens != step_tokens:
+            self._owed_answer.add(executor)
         self._paces[executor].stepped(seats, report)
         if executor in self._awaited or self._former.waiting_for_steps:
             # It gives the answer a moment, so there is one, whatever it says.
@@ -212,7 +217,7 @@ class Batcher:
             if seat is not None and seat.state is not SeatState.RELEASING:
                 if not seat.moved:
                     seats.note_moved(seat)
-                    seat.request.suspects = 0
+                    seat.request.moved()
                 ids = self._advance(seat.request, tokens, now)
                 if ids:
                     told = tokens.logprobs

@@ -55,9 +55,11 @@ class Request:
     order those of one client, and `line` is where in its queue it waits, the queue's own business.
     `size` is the bytes that it takes up in its queue, the first time.
     `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
-    `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
-    back or lost, and `suspects` how many of those that were with it then may be to blame, until it
-    moves again.
+    `preemptions` the seats that it gave up for others, `faults` the attempts that an executor
+    failed or lost, and `suspects` how many of those that were with it then may be to blame.
+    `out_of_memory` counts the attempts in a row that came back for want of memory without a token,
+    and `out_of_memory_alone` those of them that had it to themselves; both, and `suspects`, until
+    it moves again.
     """
 
     id: str
@@ -83,6 +85,8 @@ class Request:
     preemptions: int = 0
     suspects: int = 0
     faults: int = 0
+    out_of_memory: int = 0
+    out_of_memory_alone: int = 0
     state: State = State.QUEUED
     executor: str | None = None
     epoch: int | None = None
@@ -99,6 +103,10 @@ class Request:
         self.expected_new_tokens = new_tokens
         new_tokens = self.max_new_tokens if new_tokens is None else new_tokens
         self.work_tokens = len(self.prompt) + new_tokens
+
+    def moved(self) -> None:
+        """An attempt got its first token: whatever failed before, it was not this."""
+        self.suspects = self.out_of_memory = self.out_of_memory_alone = 0
 
     @property
     def remaining_tokens(self) -> int:

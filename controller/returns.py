@@ -2,7 +2,8 @@
 
 Preemption, out of memory, a failed step and the death of a process are one mechanism: the request
 waits again at its place, with the tokens that it has. Those who were there at a failure are tried
-again in halves (see `Former`), so that the one that is to blame fails alone.
+again in halves (see `Former`), so that the one that is to blame fails alone. Where memory ran out,
+nobody is to blame for the company that it had (see `ceiling`), only who has it alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from executor.contract import Report, Returned
 MAX_FAULTS = 3
 # Whatever company it had: it fails rather than go on for ever.
 MOST_FAULTS = 10
+# Memory that runs out for a request alone may be somebody else's doing once.
+MOST_ALONE = 2
 
 
 class Returns:
@@ -101,15 +104,16 @@ class Returns:
         resumes = executor.capacity is not None and executor.capacity.can_resume
         failed = [seat for seat, back in told if not back.fatal and back.reason != "preempted"]
         # Where others went on, it only had no place beside them.
-        whole = not any(True for _ in executor.running())
-        if whole:
+        if executor.memory.whole:
             self._suspect(failed)
         for seat, back in told:
             request = seat.request
             if back.fatal:
                 self._book.end(request, now, Outcome.FAILED, reason=back.reason, detail=back.detail)
-            elif back.reason == "preempted" or (back.reason == "out_of_memory" and not whole):
+            elif back.reason == "preempted":
                 self._again(request, back.reason, now, resumes=resumes)
+            elif back.reason == "out_of_memory":
+                self._ran_out(executor, request, now, resumes=resumes)
             else:
                 self._fault(request, back.reason, now, resumes=resumes)
 
@@ -118,6 +122,23 @@ class Returns:
         trials = sum(seat.trial for seat in seats)
         for seat in seats:
             seat.request.suspects = trials if seat.trial else len(seats)
+
+    def _ran_out(
+        self, executor: ExecutorSeats, request: Request, now: float, *, resumes: bool
+    ) -> None:
+        """Memory ran out while it was there."""
+        request.out_of_memory += 1
+        request.out_of_memory_alone += executor.memory.alone
+        if request.out_of_memory_alone < MOST_ALONE or _is_whole(request):
+            self._again(request, "out_of_memory", now, resumes=resumes)
+            return
+        prompt, done = len(request.prompt), len(request.tokens)
+        executor.memory.ceiling.never(prompt + done, now)
+        detail = (
+            f"memory ran out {MOST_ALONE} times for this request alone, which has {prompt + done} "
+            f"tokens (prompt {prompt}, generated {done}): that many do not fit here"
+        )
+        self._book.end(request, now, Outcome.FAILED, reason="does_not_fit", detail=detail)
 
     def _fault(self, request: Request, reason: str, now: float, *, resumes: bool) -> None:
         request.faults += 1

@@ -8,11 +8,10 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 import transformers
 
-from executor import demo_model, logprobs, paged
+from executor import demo_model, logprobs, paged, provision
 from executor import model as models
 from executor.contract import (
     DEMO_MODEL,
@@ -46,7 +45,6 @@ FEATURES = frozenset(
     }
 )
 """What whoever chooses by `Running.rows` can do."""
-_CPU_KV_BYTES = 2**30
 
 
 class ContinuousEngine:
@@ -70,21 +68,27 @@ class ContinuousEngine:
         """Load the weights and warm up. Raises ValueError where the settings can never work."""
         settings = self._settings
         _check_transformers(transformers.__version__)
+        provision.check_attention(settings)
         # The daemon needs a core of its own: with torch on all there are, steps crawl.
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
         if settings.model == DEMO_MODEL:
             folder = demo_model.ensure(progress)
             settings = msgspec.structs.replace(settings, model=str(folder))
         progress("loading weights", None)
-        loaded = models.load(settings)
-        _check_attention(loaded.model)
+        is_stock = settings.attention != "auto"
+        loaded = models.load(settings, attention=settings.attention if is_stock else None)
+        _check_replaceable(loaded.model)
+        provision.check_offload(settings, loaded.device)
         self._batch = paged.PagedBatch(
             loaded.model,
             max_seqs=settings.max_seqs,
             max_step_tokens=settings.max_step_tokens,
             block_size=settings.block_size,
-            num_blocks=settings.num_blocks or _num_blocks(loaded, settings),
+            num_blocks=settings.num_blocks or provision.num_blocks(loaded, settings),
             prefix_sharing=settings.prefix_sharing,
+            memory_fraction=provision.memory_fraction(settings, loaded.device),
+            cpu_offload=settings.cpu_offload,
+            is_stock=is_stock,
         )
         self._capacity = Capacity(
             model=settings.served_name,
@@ -207,7 +211,7 @@ def _check_transformers(version: str) -> None:
         )
 
 
-def _check_attention(model: Any) -> None:
+def _check_replaceable(model: Any) -> None:
     if not model._supports_attention_backend:
         raise ValueError(
             f"{model.config.model_type} models cannot be batched continuously (their attention is"
@@ -228,22 +232,5 @@ def _try_out(batch: paged.PagedBatch, loaded: models.Loaded) -> None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a step failed for want of memory, on whatever device."""
-    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError | paged.KvExhausted)
     return is_known or "can't allocate memory" in str(error)
-
-
-def _num_blocks(loaded: models.Loaded, settings: ContinuousSettings) -> int | None:
-    """KV blocks where the settings name no number; None lets transformers fill an accelerator.
-
-    On a CPU 1 GiB, or one longest sequence if that is more, within a quarter of what is free.
-    """
-    if loaded.device.type != "cpu":
-        return None
-    token_bytes = paged.token_bytes(loaded.model)
-    longest = loaded.max_context_tokens * token_bytes
-    budget = min(
-        max(_CPU_KV_BYTES, longest),
-        settings.max_seqs * longest,
-        psutil.virtual_memory().available // 4,
-    )
-    return max(1, -(-budget // (token_bytes * settings.block_size)))

@@ -237,7 +237,9 @@ class Returned(msgspec.Struct, frozen=True, array_like=True):
     """This attempt was given back unfinished and its seat is free; tokens already sent count.
 
     `fatal` says that this very request can never run here (it would fail again), so that it fails
-    instead of being submitted again.
+    instead of being submitted again. Where memory ran out for a whole step, everything comes back
+    in one report without a sample, and is tried again in halves; where others went on, the sample
+    is theirs.
     """
 
     request_id: str
@@ -294,7 +296,9 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     `a..e`, `c_above`, `knee`: see `StepEstimate` in `policies.contract` (seconds). `jitter` is the
     relative standard deviation of a step's time. `utilization` is what the device claims: a fixed
     fraction, "model" (rows over seats), or None (it has no such counter). A completion is
-    `output_tokens` long (None: until `max_new_tokens`) and its bytes are drawn from `seed`.
+    `output_tokens` long (None: until `max_new_tokens`) and its bytes are drawn from `seed`. Its
+    memory really ends at `fails_above_tokens` (0: it does not), whatever `kv_tokens` claims: a step
+    after which more would be held fails.
     """
 
     model: str = "simulated"
@@ -315,25 +319,35 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     load_s: float = 0.0
     utilization: float | Literal["model"] | None = None
     output_tokens: int | None = None
+    fails_above_tokens: int = 0
     seed: int = 0
 
 
 class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A causal language model in a folder, run by transformers' continuous batching.
 
-    `threads` 0 is every core but one; `num_blocks` 0 sizes the KV cache from free memory, in
-    blocks of `block_size` tokens. `max_context_tokens` 0 is the model's own maximum.
+    `threads` 0 is every core but one. The KV cache has `num_blocks` blocks of `block_size` tokens,
+    or `kv_memory` bytes, or `kv_fraction` of the device's free memory; 0, None, None: what is
+    usual there. `cpu_offload` bytes of the machine's memory hold the KV of sequences that a full
+    GPU has to put aside. `attention` "auto" is our own where the model allows it.
+    `max_context_tokens` 0 is the model's own maximum.
     """
 
     model: str
     served_name: str
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["full", "8bit", "4bit"] = "full"
+    trust_remote_code: bool = False
     threads: int = 0
     max_seqs: int = 64
     max_step_tokens: int = 2048
     max_context_tokens: int = 0
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     num_blocks: int = 0
+    kv_memory: int | None = None
+    kv_fraction: float | None = None
+    cpu_offload: int = 0
     block_size: int = 32
     prefix_sharing: bool = True
     warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -352,6 +366,8 @@ class PaddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     served_name: str
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["full", "8bit", "4bit"] = "full"
+    trust_remote_code: bool = False
     threads: int = 0
     max_seqs: int = 64
     max_step_tokens: int = 2048

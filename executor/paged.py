@@ -30,6 +30,13 @@ from transformers.generation.continuous_batching.utils import (
 from executor import attention, shared_prefill
 
 VERSION = "5.24"
+# How transformers says that nobody can go on, and nobody can make room.
+_NO_KV = "No requests can be scheduled"
+
+
+class KvExhausted(RuntimeError):
+    """The KV cache has no room for any sequence to go on."""
+
 
 Choose = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
 """Next tokens [n] from float32 logits [n, vocabulary] of the sequences with these names."""
@@ -69,8 +76,10 @@ class _NoRouter:
 class PagedBatch:
     """Sequences of one causal model over a paged KV cache, stepped by hand. One thread only.
 
-    `num_blocks` None sizes the cache from the accelerator's free memory. Raises ValueError where
-    the model cannot be batched like this, or does not fit.
+    `num_blocks` None sizes the cache from the accelerator's free memory, of which it takes
+    `memory_fraction` (None: transformers' choice). `cpu_offload` bytes of the machine's memory take
+    the KV of sequences that have to make room. Raises ValueError where the model cannot be batched
+    like this, or does not fit.
     """
 
     def __init__(
@@ -82,14 +91,20 @@ class PagedBatch:
         block_size: int,
         num_blocks: int | None,
         prefix_sharing: bool,
+        memory_fraction: float | None = None,
+        cpu_offload: int = 0,
         is_stock: bool = False,
     ) -> None:
-        """`is_stock` keeps transformers' own dense attention, to compare with."""
+        """`is_stock` keeps the attention that the model was loaded with."""
         self._model = model
         self._is_ours = not is_stock and _can_attend_by_sequence(model.config)
         config = ContinuousBatchingConfig(
             page_size=block_size,
             num_blocks=num_blocks,
+            max_memory_percent=memory_fraction,
+            cpu_offload_space=cpu_offload / 2**30,
+            # More than there is was refused before: nothing is cut back in silence.
+            cpu_offload_space_safety_threshold=1.0,
             max_batch_tokens=max_step_tokens,
             max_requests_per_batch=max_seqs,
             max_blocks_per_request=0,
@@ -113,7 +128,8 @@ class PagedBatch:
         except MemoryError as error:
             raise ValueError(
                 f"{num_blocks} KV blocks of {block_size} tokens with steps of {max_step_tokens}"
-                f" tokens do not fit in memory ({error}); lower num_blocks or max_step_tokens"
+                f" tokens do not fit in memory ({error}); lower num_blocks, kv_memory or"
+                " max_step_tokens"
             ) from error
         self._processor.output_router = _NoRouter()
         self._cache: Any = self._processor.cache
@@ -157,7 +173,8 @@ class PagedBatch:
         for name in names:
             self._scheduler.forget(name)
             self._scheduler.set_request_cancellation(name)
-        self._scheduler.clear_cancelled_requests()
+        for state in self._scheduler.clear_cancelled_requests():
+            self._processor.offloading_manager.free_request_cpu_cache(state)
         # Only a sequence that finishes would lift this, and there may be none left.
         self._scheduler.block_new_requests = False
 
@@ -180,7 +197,7 @@ class PagedBatch:
         processor.max_batch_tokens = max_tokens
         self._make_room()
         with torch.inference_mode():
-            if not processor.prepare_next_batch():
+            if not self._prepare():
                 return []
             rows = [
                 (future, future.state.position_offset - future.query_length, _decodes(future))
@@ -205,6 +222,15 @@ class PagedBatch:
             elif advance.token is not None:
                 self._scheduler.unshared.discard(advance.name)
         return moved
+
+    def _prepare(self) -> bool:
+        """Plan the next step; False where there is nothing to compute. Raises KvExhausted."""
+        try:
+            return bool(self._processor.prepare_next_batch())
+        except RuntimeError as error:
+            if _NO_KV in str(error):
+                raise KvExhausted(f"no sequence fits into {self.kv_tokens} tokens of KV") from error
+            raise
 
     def _forward(self, choose: Choose, read: Read = _read_nothing) -> None:
         """The model, and the choice of tokens, for the batch that was prepared."""

@@ -7,7 +7,7 @@ from controller.errors import ContextLengthExceeded, Draining, NotReady, QueueFu
 from controller.plan import Why
 from controller.request import Outcome, Request
 from controller.tiers import Tier
-from executor.contract import Key, Logprobs, Report, TokenLogprob, Tokens
+from executor.contract import Key, Logprobs, Report, StepSample, TokenLogprob, Tokens
 from policies.contract import Limits, TierLimits
 from tests.controller.stage import PAID, Stage, capacity
 
@@ -394,9 +394,15 @@ class TestLoss:
     def test_who_only_had_no_place_in_memory_beside_others_is_not_to_blame(self) -> None:
         stage = Stage.build(size=2)
         arrivals(stage, 2)
-        for _ in range(5):
+        for held in (100, 200, 300, 400, 500):
             stage.poll()
-            stage.report(returned=["r1"], why="out_of_memory")
+            assert stage.ids()[-1] == "r1"
+            alone = StepSample(0.02, 1, 1, 9, 0, 0)
+            stage.report(returned=["r1"], why="out_of_memory", sample=alone)
+            stage.poll()
+            assert stage.ids() == ["r0"]
+            # The other one grows beyond what failed, so it failed for something else.
+            stage.report(sample=StepSample(0.02, 1, 1, held - 1, 0, 0))
         stage.poll()
         stage.report(tokens=[("r1", 0, [1] * 10)], finished=["r1"])
         stage.poll()
