@@ -53,6 +53,7 @@ def continuous(tiny_folder: Path) -> Engine:
     return load(tiny_folder)[0]
 
 
+@pytest.mark.timeout(180)  # many steps of two engines, where others use the machine
 @given(asked=st.lists(asks, min_size=1, max_size=8), max_tokens=st.sampled_from((64, 150, 2048)))
 @settings(
     max_examples=16,
