@@ -61,7 +61,7 @@ def _executors(config: Config) -> Iterator[Problem]:
                     f"max_batch_size, {size}: each needs at least one",
                     ((*around, "max_batch_size"),),
                 )
-        elif executor.kv_tokens < size:
+        elif 0 < executor.kv_tokens < size:
             yield Problem(
                 (*path, "kv_tokens"),
                 f"{executor.kv_tokens} tokens of KV hold fewer sequences than the high of "

@@ -48,11 +48,9 @@ _OWN_KEYS = frozenset(
 )
 
 
-class ContinuousExecutor(_Executor):
-    """A causal language model in a folder, run by transformers' continuous batching."""
+class ModelExecutor(_Executor):
+    """What every executor has that runs a causal language model from a folder."""
 
-    kind: Literal["continuous"]
-    """Which executor: a torch model in a process of its own."""
     model: Annotated[str, Field(min_length=1)] = "demo"
     """Folder of the model, or `demo` for the small model that `make serve` installs."""
     served_name: str = ""
@@ -72,6 +70,20 @@ class ContinuousExecutor(_Executor):
     """CPU threads of torch; 0 is every core but one, which the daemon needs."""
     max_context_tokens: CountOrZero = 0
     """Prompt plus completion of one request at most; 0 is the model's own maximum."""
+    warmup_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16)
+    """Batch sizes stepped through before the worker is ready; their times seed the step model."""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of the kind's record in `executor.contract`, as plain data."""
+        settings = self.model_dump(exclude=set(_OWN_KEYS))
+        return settings | {"served_name": self.served_name or PurePath(self.model).name}
+
+
+class ContinuousExecutor(ModelExecutor):
+    """A causal language model in a folder, run by transformers' continuous batching."""
+
+    kind: Literal["continuous"]
+    """Which executor: a torch model in a process of its own, joined and left at every step."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     """`auto` is Headway's own where the model allows; flash needs a GPU and its package."""
     num_blocks: CountOrZero = 0
@@ -86,13 +98,20 @@ class ContinuousExecutor(_Executor):
     """Tokens in one block of KV cache."""
     prefix_sharing: Switch = True
     """Whether equal beginnings of prompts share their KV blocks."""
-    warmup_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16)
-    """Batch sizes stepped through before the worker is ready; their times seed the step model."""
 
-    def settings(self) -> dict[str, Any]:
-        """The fields of `executor.contract.ContinuousSettings`, as plain data."""
-        settings = self.model_dump(exclude=set(_OWN_KEYS))
-        return settings | {"served_name": self.served_name or PurePath(self.model).name}
+
+class PaddedExecutor(ModelExecutor):
+    """A causal language model in a folder, run in batches that nobody joins once they have begun.
+
+    For models that `continuous` refuses, and to compare with it.
+    """
+
+    kind: Literal["padded"]
+    """Which executor: a torch model in a process of its own, a batch at a time, run to its end."""
+    kv_tokens: CountOrZero = 0
+    """Tokens of KV memory for a batch, padding included; 0 is what fits into free memory."""
+    leave: Literal["early", "together"] = "early"
+    """`early`: who is done leaves the computation; `together`: all end with the longest."""
 
 
 def _claimed_utilization(value: Any) -> float | str | None:
@@ -164,4 +183,6 @@ class SimulatedExecutor(_Executor):
         return {f"{key}_s" if key in timed else key: value for key, value in plain.items()}
 
 
-ExecutorConfig = Annotated[ContinuousExecutor | SimulatedExecutor, Field(discriminator="kind")]
+ExecutorConfig = Annotated[
+    ContinuousExecutor | PaddedExecutor | SimulatedExecutor, Field(discriminator="kind")
+]

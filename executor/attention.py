@@ -65,7 +65,9 @@ def lay_out(
     groups: list[Group] = []
     prompts: list[Prompt] = []
     start = 0
-    single = [i for i, (queries, _) in enumerate(lengths) if queries == 1]
+    # Where nothing is read from the cache, keys come in the order of the sequences and stay in it.
+    is_fresh = all(queries == keys for queries, keys in lengths)
+    single = [] if is_fresh else [i for i, (queries, _) in enumerate(lengths) if queries == 1]
     for members in _alike(sorted(single, key=lambda i: -lengths[i][1]), lengths):
         held = torch.tensor([[lengths[i][1]] for i in members])
         longest = max(lengths[i][1] for i in members)
@@ -78,7 +80,7 @@ def lay_out(
         groups.append(Group(places, len(members), start, longest, bias))
         start += own.numel()
     for i, (queries, keys) in enumerate(lengths):
-        if queries > 1:
+        if queries > 1 or is_fresh:
             order.append(torch.arange(key_ends[i], key_ends[i + 1]))
             mine = slice(query_ends[i], query_ends[i + 1])
             prompts.append(Prompt(mine, slice(start, start + keys)))

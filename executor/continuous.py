@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import torch
@@ -72,10 +72,12 @@ class ContinuousEngine:
         # The daemon needs a core of its own: with torch on all there are, steps crawl.
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
         if settings.model == DEMO_MODEL:
-            settings = msgspec.structs.replace(settings, model=str(_demo(progress)))
+            folder = demo_model.ensure(progress)
+            settings = msgspec.structs.replace(settings, model=str(folder))
         progress("loading weights", None)
         is_stock = settings.attention != "auto"
         loaded = models.load(settings, attention=settings.attention if is_stock else None)
+        _check_replaceable(loaded.model)
         provision.check_offload(settings, loaded.device)
         self._batch = paged.PagedBatch(
             loaded.model,
@@ -176,7 +178,7 @@ class ContinuousEngine:
 
     def _recover(self, error: Exception, released: list[Key], returned: list[Returned]) -> Report:
         """Give everything back and start afresh. Raises where even that fails."""
-        is_memory = _is_out_of_memory(error)
+        is_memory = is_out_of_memory(error)
         detail = f"{type(error).__name__}: {error}"
         given_back = self._running.give_back("out_of_memory" if is_memory else "error", detail)
         self._batch.reset()
@@ -201,19 +203,19 @@ class ContinuousEngine:
         del self._running, self._batch
 
 
-def _demo(progress: Progress) -> Path:
-    """The demo's model. Raises ValueError where it cannot be had: a restart would not help."""
-    try:
-        return demo_model.ensure(progress)
-    except demo_model.DemoModelError as error:
-        raise ValueError(str(error)) from error
-
-
 def _check_transformers(version: str) -> None:
     if not version.startswith(f"{paged.VERSION}."):
         raise ValueError(
             f"transformers {version} is installed, but this executor drives the insides of"
             f" {paged.VERSION}; install transformers~={paged.VERSION}.0"
+        )
+
+
+def _check_replaceable(model: Any) -> None:
+    if not model._supports_attention_backend:
+        raise ValueError(
+            f"{model.config.model_type} models cannot be batched continuously (their attention is"
+            " not replaceable in transformers); `kind: padded` runs them"
         )
 
 
@@ -223,9 +225,12 @@ def _try_out(batch: paged.PagedBatch, loaded: models.Loaded) -> None:
         batch.probe(1, context=1, queries=1)
     except (TypeError, AttributeError, NotImplementedError) as error:
         kind = loaded.model.config.model_type
-        raise ValueError(f"{kind} models cannot be batched continuously: {error}") from error
+        raise ValueError(
+            f"{kind} models cannot be batched continuously: {error}; `kind: padded` runs them"
+        ) from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a step failed for want of memory, on whatever device."""
     is_known = isinstance(error, torch.OutOfMemoryError | MemoryError | paged.KvExhausted)
     return is_known or "can't allocate memory" in str(error)

@@ -282,7 +282,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Daemon to executor, first words: which executor to be and how.
 
     `kind` is a row of the table in `executor.worker`; `settings` are the fields of that kind's
-    settings record (`SimulatedSettings`, `ContinuousSettings`).
+    settings record (`SimulatedSettings`, `ContinuousSettings`, `PaddedSettings`).
     """
 
     name: str
@@ -350,6 +350,30 @@ class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     cpu_offload: int = 0
     block_size: int = 32
     prefix_sharing: bool = True
+    warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+
+
+class PaddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A causal language model in a folder, run in batches that are begun and ended together.
+
+    `threads` 0 is every core but one; `kv_tokens` 0 is what fits into free memory, counted with the
+    padding. `max_context_tokens` 0 is the model's own maximum. `leave`: a row that is done leaves
+    the computation at once (`early`), or is computed on, and its end told, when the longest is done
+    (`together`).
+    """
+
+    model: str
+    served_name: str
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["full", "8bit", "4bit"] = "full"
+    trust_remote_code: bool = False
+    threads: int = 0
+    max_seqs: int = 64
+    max_step_tokens: int = 2048
+    max_context_tokens: int = 0
+    kv_tokens: int = 0
+    leave: Literal["early", "together"] = "early"
     warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 

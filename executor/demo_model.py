@@ -24,8 +24,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTEXT_TOKENS = 8192
 
 
-class DemoModelError(Exception):
-    """The demo model cannot be had; the message says what to do."""
+class DemoModelError(ValueError):
+    """The demo model cannot be had; the message says what to do, trying again would not help."""
 
 
 def source() -> Path:

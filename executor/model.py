@@ -12,10 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from executor import packing
-from executor.contract import ContinuousSettings, TextModel
+from executor.contract import ContinuousSettings, PaddedSettings, TextModel
 from executor.quantization import quantization
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+Settings = ContinuousSettings | PaddedSettings
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -31,7 +32,7 @@ class Loaded:
     max_context_tokens: int
 
 
-def load(settings: ContinuousSettings, *, attention: str | None = None) -> Loaded:
+def load(settings: Settings, *, attention: str | None = None) -> Loaded:
     """Load a causal language model from a folder: safetensors only, and code from the folder only
     where it is trusted. `attention` is how transformers calls an implementation, None its own
     choice.
@@ -73,11 +74,6 @@ def load(settings: ContinuousSettings, *, attention: str | None = None) -> Loade
         missing = sorted(found["missing_keys"])
         raise ValueError(
             f"model folder {folder}: {len(missing)} weights are missing, {missing[0]} among them"
-        )
-    if not model._supports_attention_backend:
-        raise ValueError(
-            f"model folder {folder}: {config.model_type} models cannot be batched continuously"
-            " (their attention is not replaceable in transformers)"
         )
     model.requires_grad_(False)
     model.eval()
@@ -154,7 +150,7 @@ def _dtype(wanted: str, stored: Any, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or is_bfloat16 else torch.float32
 
 
-def _max_context(config: Any, settings: ContinuousSettings) -> int:
+def _max_context(config: Any, settings: Settings) -> int:
     lengths = [getattr(config, key, None) for key in _LENGTH_KEYS]
     own = next((length for length in lengths if isinstance(length, int)), None)
     wanted = settings.max_context_tokens

@@ -21,6 +21,13 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight [out_features, in_features] in the usual order, unpacked at every look: for
+        models that multiply by it themselves."""
+        weight: torch.Tensor = self._packed.to_dense()
+        return weight
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

@@ -165,10 +165,15 @@ class Running:
                 del self._attempts[advance.name]
         return tokens, finished
 
-    def give_back(self, reason: Literal["error", "out_of_memory"], detail: str) -> list[Returned]:
-        """Forget every attempt, unfinished."""
-        keys = [attempt.key for attempt in self._attempts.values()]
-        self._attempts.clear()
+    def give_back(
+        self,
+        reason: Literal["error", "out_of_memory"],
+        detail: str,
+        names: Sequence[str] | None = None,
+    ) -> list[Returned]:
+        """Forget attempts, every one if none is named, unfinished."""
+        names = list(self._attempts) if names is None else names
+        keys = [self._attempts.pop(name).key for name in names]
         return [Returned(key.request_id, key.attempt, reason, detail) for key in keys]
 
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from executor.contract import Capacity, StepSample
 from executor.engine import Progress
-from executor.paged import PagedBatch
 
 CONTEXTS = (64, 512)
 PROMPTS = (64, 256)
 
 
+class Probed(Protocol):
+    """Sequences of one model, of which a step can be tried."""
+
+    def probe(self, sequences: int, *, context: int, queries: int) -> float:
+        """Seconds of a step of `sequences`, each computing `queries` tokens after `context`."""
+
+    def rounded(self, tokens: int) -> int:
+        """The KV memory, in tokens, that a sequence of so many takes."""
+
+
 def warm_up(
-    batch: PagedBatch, capacity: Capacity, *, sizes: Sequence[int], progress: Progress
+    batch: Probed, capacity: Capacity, *, sizes: Sequence[int], progress: Progress
 ) -> list[StepSample]:
     """Decode steps of `sizes` at two contexts, and two prompts, as far as they fit: each once
     unmeasured, then once for the record. `sizes` empty: nothing is tried."""
@@ -38,7 +48,7 @@ def warm_up(
 
 
 def _fitting(
-    batch: PagedBatch, capacity: Capacity, sizes: Sequence[int]
+    batch: Probed, capacity: Capacity, sizes: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Steps of (sequences, context, queries each)."""
     decodes = [(n, context, 1) for n in sizes for context in CONTEXTS]

@@ -26,6 +26,7 @@ from executor.contract import (
     ContinuousSettings,
     Fault,
     Loading,
+    PaddedSettings,
     Report,
     SimulatedSettings,
     Stop,
@@ -43,6 +44,7 @@ ENGINES = MappingProxyType(
     {
         "simulated": ("executor.simulated:SimulatedEngine", SimulatedSettings),
         "continuous": ("executor.continuous:ContinuousEngine", ContinuousSettings),
+        "padded": ("executor.padded:PaddedEngine", PaddedSettings),
     }
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from controller.config import Config, RecordConfig
+from controller.config_executors import ModelExecutor
 from controller.config_load import Source
 from controller.core import Core, build_core, starting_limits
 from controller.errors import ConfigError
@@ -170,8 +171,8 @@ def check_folders(config: Config) -> None:
     Raises ConfigError.
     """
     for index, executor in enumerate(config.executors):
-        named = executor.model != DEMO_MODEL
-        if executor.kind == "continuous" and named and not Path(executor.model).is_dir():
+        named = isinstance(executor, ModelExecutor) and executor.model != DEMO_MODEL
+        if named and not Path(executor.model).is_dir():
             raise ConfigError(
                 f"executors.{index}.model: there is no folder {executor.model}; models are read "
                 f"from folders, never downloaded (`{DEMO_MODEL}` is the demo's)"

@@ -10,12 +10,12 @@ import yaml
 from pydantic import ValidationError
 
 from controller.config import Config, ServerConfig
-from controller.config_executors import ContinuousExecutor, SimulatedExecutor
+from controller.config_executors import ContinuousExecutor, PaddedExecutor, SimulatedExecutor
 from controller.config_keys import schema
 from controller.config_load import load
 from controller.config_reference import markdown
 from controller.tiers import Targets, Tier
-from executor.contract import ContinuousSettings, SimulatedSettings
+from executor.contract import ContinuousSettings, PaddedSettings, SimulatedSettings
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -74,11 +74,13 @@ def test_every_key_is_described() -> None:
     ("executor", "settings"),
     [
         (ContinuousExecutor(kind="continuous"), ContinuousSettings),
+        (PaddedExecutor(kind="padded", leave="together"), PaddedSettings),
         (SimulatedExecutor(kind="simulated", a=0.02, utilization="model"), SimulatedSettings),
     ],
 )
 def test_an_executors_settings_are_exactly_those_of_its_child(
-    executor: ContinuousExecutor | SimulatedExecutor, settings: type[msgspec.Struct]
+    executor: ContinuousExecutor | PaddedExecutor | SimulatedExecutor,
+    settings: type[msgspec.Struct],
 ) -> None:
     plain = executor.settings()
     assert sorted(plain) == sorted(settings.__struct_fields__)
@@ -90,6 +92,10 @@ def test_an_executors_defaults_are_those_of_its_child() -> None:
     assert msgspec.convert(simulated, SimulatedSettings) == SimulatedSettings()
     continuous = ContinuousExecutor(kind="continuous", model="/models/tiny").settings()
     assert msgspec.convert(continuous, ContinuousSettings) == ContinuousSettings(
+        model="/models/tiny", served_name="tiny"
+    )
+    padded = PaddedExecutor(kind="padded", model="/models/tiny").settings()
+    assert msgspec.convert(padded, PaddedSettings) == PaddedSettings(
         model="/models/tiny", served_name="tiny"
     )
 

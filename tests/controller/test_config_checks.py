@@ -117,6 +117,11 @@ def test_the_defaults_contradict_nothing() -> None:
             "max_batch_size, 64: each needs at least one",
         ),
         (
+            {"executors": [{"kind": "padded", "kv_tokens": 40}]},
+            "executors.0.kv_tokens: 40 tokens of KV hold fewer sequences than the high of "
+            "max_batch_size, 64: each needs at least one",
+        ),
+        (
             {"executors": [{"kind": "continuous"}, {"kind": "continuous"}]},
             "executors.1.name: name main is taken by executors.0",
         ),

@@ -13,6 +13,7 @@ from executor.contract import (
     ContinuousSettings,
     Finished,
     Key,
+    PaddedSettings,
     Ready,
     Report,
     Returned,
@@ -20,23 +21,34 @@ from executor.contract import (
     Submit,
     Work,
 )
+from executor.engine import Engine
+from executor.padded import PaddedEngine
 
 GREEDY = Sampling(ignore_eos=True)
 
 
 def load(folder: Path, **settings: Any) -> tuple[ContinuousEngine, Ready]:
     """The engine over a folder, in float32 on one thread, without warm-up if not asked for."""
-    chosen: dict[str, Any] = {"dtype": "float32", "threads": 1, "device": "cpu", "warmup_sizes": ()}
-    chosen.update(settings)
-    engine = ContinuousEngine(ContinuousSettings(model=str(folder), served_name="tiny", **chosen))
+    engine = ContinuousEngine(ContinuousSettings(**_chosen(folder, settings)))
     return engine, engine.load(lambda stage, fraction: None)
+
+
+def load_padded(folder: Path, **settings: Any) -> tuple[PaddedEngine, Ready]:
+    """Likewise, run to completion."""
+    engine = PaddedEngine(PaddedSettings(**_chosen(folder, settings)))
+    return engine, engine.load(lambda stage, fraction: None)
+
+
+def _chosen(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {"dtype": "float32", "threads": 1, "device": "cpu", "warmup_sizes": ()}
+    return {"model": str(folder), "served_name": "tiny", **plain, **settings}
 
 
 class Driver:
     """`text` holds what was generated, by request; a token that comes twice or skips one fails."""
 
-    def __init__(self, engine: ContinuousEngine, max_tokens: int = 2048) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, max_tokens: int = 2048) -> None:
+        self.engine: Any = engine  # of either kind: its tests look inside
         self.max_tokens = max_tokens
         self.epoch = 1
         self.requests: dict[str, Submit] = {}
@@ -84,7 +96,7 @@ class Driver:
 
     def step(self) -> Report:
         """One step, its report checked and kept."""
-        report = self.engine.step()
+        report: Report = self.engine.step()
         for part in report.tokens:
             assert part.attempt == self.requests[part.request_id].attempt
             assert part.index == len(self.text[part.request_id])

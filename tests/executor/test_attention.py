@@ -16,6 +16,7 @@ STEPS = {
     "decodes of very different lengths": [(1, 700), (1, 3), (1, 650), (1, 9), (1, 200)],
     "many keys": [(1, 500), (1, 480), (1, 510), (1, 490)],
     "whole prompts": [(7, 7), (12, 12)],
+    "a whole prompt of one token": [(7, 7), (1, 1), (12, 12), (1, 1)],
     "a part of a prompt": [(5, 30)],
     "everything": [(1, 50), (1, 900), (1, 40), (30, 30), (1, 7), (16, 48), (1, 880)],
 }
@@ -65,3 +66,10 @@ def test_sequences_of_about_one_length_are_one_group() -> None:
 def test_a_long_sequence_does_not_pad_the_short_ones() -> None:
     layout = lay_out([(1, 100), (1, 4000), (1, 90)], CPU, dtype=torch.float32)
     assert [(group.count, group.length) for group in layout.groups] == [(1, 4000), (2, 100)]
+
+
+def test_keys_that_are_not_read_from_the_cache_stay_in_their_order() -> None:
+    """Where nothing is read the keys come as they are, also for a prompt of one token."""
+    layout = lay_out([(3, 3), (1, 1), (2, 2)], CPU, dtype=torch.float32)
+    assert layout.order.tolist() == [0, 1, 2, 3, 4, 5]
+    assert not layout.groups

@@ -29,5 +29,12 @@ def test_a_packed_network_computes_the_same(rows: int) -> None:
     torch.testing.assert_close(packed(states), plain(states), atol=2e-2, rtol=2e-2)
 
 
+@needs_bfloat16
+def test_who_multiplies_by_the_weight_itself_finds_it_as_it_was() -> None:
+    plain, packed = network(), network()
+    pack(packed)
+    assert torch.equal(packed[0].weight, plain[0].weight)  # type: ignore[arg-type]  # any module
+
+
 def test_float32_is_left_alone() -> None:
     assert not can_pack(network().float())

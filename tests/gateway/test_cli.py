@@ -131,9 +131,10 @@ def test_what_only_reads_imports_neither_server_nor_tensors(arguments: list[str]
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
-def test_a_model_folder_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["continuous", "padded"])
+def test_a_model_folder_that_is_not_there_is_named_at_once(kind: str, tmp_path: Path) -> None:
     missing = tmp_path / "models" / "none"
-    config = Config.model_validate({"executors": [{"kind": "continuous", "model": str(missing)}]})
+    config = Config.model_validate({"executors": [{"kind": kind, "model": str(missing)}]})
     with pytest.raises(ConfigError, match=f"executors.0.model: there is no folder {missing}"):
         assemble(config, environ={})
 
