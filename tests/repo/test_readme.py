@@ -101,7 +101,7 @@ def test_files_that_are_checked_are_right(command: str) -> None:
 def test_serve_is_shown_with_options_and_files_that_exist() -> None:
     shown = [shlex.split(c) for c in commands() if c.startswith("headway serve")]
     usage = run([str(BIN / "headway"), "serve", "--help"])
-    assert len(shown) == 2
+    assert len(shown) == 3
     for words in shown:
         option, value = words[2:4]
         assert option in usage
