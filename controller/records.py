@@ -192,8 +192,9 @@ class ExecutorRecord:
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         """Count a step, as many times as the report stands for."""
-        if seats.capacity is not None and report.kv_tokens is not None:
-            self.kv = report.kv_tokens / seats.capacity.kv_tokens
+        if seats.capacity is not None:
+            held = report.kv_tokens
+            self.kv = None if held is None else held / seats.capacity.kv_tokens
         sample, k = report.sample, report.steps
         if sample is None or k == 0 or seats.capacity is None:
             # Engines behind HTTP tell tokens as they come, and of a step when it is over.

@@ -59,7 +59,7 @@ class Request:
     `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
     `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
     back or lost, and `suspects` how many of those that were with it then may be to blame, until it
-    moves again.
+    moves again; `shuns` is an executor that failed with it alone.
     """
 
     id: str
@@ -85,6 +85,7 @@ class Request:
     attempt: int = 0
     preemptions: int = 0
     suspects: int = 0
+    shuns: str | None = None
     faults: int = 0
     state: State = State.QUEUED
     executor: str | None = None

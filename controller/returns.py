@@ -121,6 +121,7 @@ class Returns:
                 self._again(request, back.reason, now, resumes=resumes)
             elif back.alone:
                 request.faults += 1
+                request.shuns = executor.name
                 if request.faults >= MAX_OWN_FAULTS or request.tokens:
                     self._end(request, back, now)
                 else:

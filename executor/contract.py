@@ -18,6 +18,9 @@ FinishReason = Literal["stop", "length"]
 # The value of `model` in a configuration that stands for the demo's model.
 DEMO_MODEL = "demo"
 
+# Tokens of one sequence where nobody says how many there may be: more than any model takes.
+BOUNDLESS = 2**24
+
 
 class Feature(StrEnum):
     """What an executor can do with a request; a request that needs more is refused with a 400."""

@@ -93,6 +93,7 @@ def assemble(
         version=_version(),
         policies=(control.policy.type, control.fallback, *own),
         shadows=labels([shadow.type for shadow in control.shadows]),
+        upstreams=[one.name for one in config.executors if one.kind == "upstream"],
     )
     # What was read is in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)

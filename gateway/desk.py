@@ -170,7 +170,7 @@ class ServingDesk:
             self._batcher,
             self._observer,
             self._ticker.loops,
-            restarts={name: process.restarts for name, process in self._processes.items()},
+            executors=self._processes,
             now=self.now(),
             ready=self.readiness()[0],
             gpu=self._ticker.gpu,

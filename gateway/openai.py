@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 
 from controller.errors import HeadwayError, InvalidRequest, ModelNotFound, NotReady
 from controller.request import Request
+from executor.contract import BOUNDLESS
 from gateway.answers import Heading, Kind, Usage
 from gateway.auth import choose_tier
 from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody, read_body
@@ -237,7 +238,7 @@ class Completions:
             "owned_by": "headway",
         }
         capacity = self._capacity()
-        if capacity is not None:
+        if capacity is not None and capacity.max_context_tokens < BOUNDLESS:
             record["max_model_len"] = min(capacity.max_context_tokens, capacity.kv_tokens)
         return record
 

@@ -9,13 +9,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from executor.contract import Capacity, Feature
-from executor.dialects import DIALECTS, Dialect, recognise
-from executor.scrape import kv_tokens, read
+from executor.contract import BOUNDLESS, Capacity, Feature
+from executor.upstream_dialects import DIALECTS, Dialect, recognise
+from executor.upstream_scrape import kv_tokens, read
 from executor.upstream_settings import UpstreamSettings
-
-# What an engine may hold of one request where nobody says: more than any that there is.
-BOUNDLESS = 2**20
 
 
 class Unreachable(OSError):
@@ -138,7 +135,7 @@ class Probe:
         try:
             async with (
                 asyncio.timeout(settings.connect_timeout_s),
-                self._session.get(settings.url + path) as response,
+                self._session.get(settings.url + path, allow_redirects=False) as response,
             ):
                 return response.status, await response.read()
         except TimeoutError as error:

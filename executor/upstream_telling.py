@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from executor.bursts import Arrival, Bursts, Step
 from executor.contract import (
     Capacity,
     Finished,
@@ -17,9 +16,10 @@ from executor.contract import (
     Said,
     Tokens,
 )
-from executor.conversation import Conversation
 from executor.process import Events
-from executor.scrape import Scraper
+from executor.upstream_bursts import Arrival, Bursts, Step
+from executor.upstream_scrape import Scraper
+from executor.upstream_talk import Talk
 
 
 class Telling:
@@ -40,7 +40,7 @@ class Telling:
         capacity: Capacity,
         clock: Callable[[], float],
         on_error: Callable[[Exception], None],
-        talks: dict[Key, Conversation],
+        talks: dict[Key, Talk],
     ) -> None:
         self.epoch = 0
         self.moved_at = clock()
@@ -54,7 +54,7 @@ class Telling:
         self._talks = talks
         self._loop = asyncio.get_running_loop()
         self._bursts = Bursts()
-        self._heard: dict[Conversation, tuple[int, list[Said]]] = {}
+        self._heard: dict[Talk, tuple[int, list[Said]]] = {}
         self._prompts: list[PromptLength] = []
         self._finished: list[Finished] = []
         self._returned: list[Returned] = []
@@ -73,21 +73,21 @@ class Telling:
             self.moved_at = now
         self._bursts.begin(now)
 
-    def on_said(self, conversation: Conversation, said: Said, tokens: int) -> None:
+    def on_said(self, talk: Talk, said: Said, tokens: int) -> None:
         """See Hearer."""
-        before, everything = self._heard.get(conversation, (0, []))
+        before, everything = self._heard.get(talk, (0, []))
         everything.append(said)
-        self._heard[conversation] = (before + tokens, everything)
+        self._heard[talk] = (before + tokens, everything)
         self._tell_soon()
 
-    def on_finished(self, conversation: Conversation, reason: FinishReason) -> None:
+    def on_finished(self, talk: Talk, reason: FinishReason) -> None:
         """See Hearer."""
-        key = conversation.key
+        key = talk.key
         self._finished.append(Finished(key.request_id, key.attempt, reason))
         del self._talks[key]
         self._tell_soon()
 
-    def returned(self, conversation: Conversation, returned: Returned) -> None:
+    def returned(self, returned: Returned) -> None:
         """The engine gave a request back, or failed with it."""
         self._returned.append(returned)
         self._tell_soon()
@@ -97,19 +97,14 @@ class Telling:
         self._released.append(key)
         self._tell_soon()
 
-    def forget(self, conversation: Conversation) -> None:
+    def forget(self, talk: Talk) -> None:
         """What came of it and was not told yet is of no use to anybody."""
-        self._heard.pop(conversation, None)
+        self._heard.pop(talk, None)
 
     def warn(self, words: str) -> None:
         """Tell something that somebody should look at."""
         self._warning = words
         self._tell_soon()
-
-    def rest(self) -> None:
-        """A conversation is over; perhaps it was the last one."""
-        if not self._talks:
-            self._tell_soon()
 
     def close(self) -> None:
         """Tell nothing any more."""
@@ -153,6 +148,9 @@ class Telling:
     def _report(self, step: Step | None, tokens: list[Tokens]) -> None:
         scrape = self._scraper.fresh(self._clock())
         kv = None if scrape is None else scrape.kv
+        ends = (self._finished, self._returned, self._released)
+        if self._closed or not (step or tokens or self._warning or any(ends)):
+            return
         prompts, self._prompts = self._prompts, []
         finished, self._finished = self._finished, []
         returned, self._returned = self._returned, []
@@ -171,10 +169,6 @@ class Telling:
             paused=0 if step is None else self._scraper.take_paused(),
             warning=warning,
         )
-        if self._closed or report == Report(
-            epoch=report.epoch, kv_tokens=report.kv_tokens, steps=0
-        ):
-            return
         try:
             self._events.on_report(self._name, self._incarnation, report)
         except Exception as error:

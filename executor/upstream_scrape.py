@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from executor.dialects import ALIASES, Signal
+from executor.upstream_dialects import ALIASES, Signal
 
 # Older than so many intervals, and nobody goes by it.
 STALE_INTERVALS = 3

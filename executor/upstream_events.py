@@ -123,7 +123,7 @@ def refusal(status: int, body: bytes) -> Refusal:
         status,
         str(record.get("message") or f"the engine answered {status}"),
         type=str(record.get("type") or "invalid_request_error"),
-        code=code if isinstance(code, str) else None,
+        code=None if code is None else str(code),
         param=record["param"] if isinstance(record.get("param"), str) else None,
     )
 

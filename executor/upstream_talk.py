@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import aiohttp
+import msgspec
 
 from executor.contract import FinishReason, Key, Refusal, Said, Submit
-from executor.events import (
+from executor.upstream_events import (
     DONE,
     BadStream,
     Counter,
@@ -34,17 +35,18 @@ _FULL = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine does not take this request. `fields` of the body would have to go first."""
+    """The engine does not take this request."""
 
     refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The engine takes nothing more for the moment."""
+    """The engine takes nothing more for the moment. `doubtful`: it may be that it does not work."""
 
     pause_s: float
     words: str
+    doubtful: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,12 @@ End = Refused | Full | Failed | Broken | None
 
 
 class Hearer(Protocol):
-    """Who is told while the answer comes. Nothing is told of a conversation that was let go."""
+    """Who is told while the answer comes. Nothing is told of a talk that was let go."""
 
-    def on_said(self, conversation: Conversation, said: Said, tokens: int) -> None:
+    def on_said(self, talk: Talk, said: Said, tokens: int) -> None:
         """An event with so many new tokens."""
 
-    def on_finished(self, conversation: Conversation, reason: FinishReason) -> None:
+    def on_finished(self, talk: Talk, reason: FinishReason) -> None:
         """The answer is complete; nothing comes after this."""
 
 
@@ -90,12 +92,16 @@ class Lines(aiohttp.TCPConnector):
             self._of[task] = connection.transport
         return connection
 
+    def forget(self, task: asyncio.Task[Any]) -> None:
+        """This task has none."""
+        self._of.pop(task, None)
+
     def of(self, task: asyncio.Task[Any]) -> asyncio.Transport | None:
         """The connection that a task got last."""
         return self._of.get(task)
 
 
-class Conversation:
+class Talk:
     """The attempt. `told` counts the tokens that were reported, `prompt` is the length of the
     prompt, a guess until `knows_prompt`."""
 
@@ -121,10 +127,28 @@ class Conversation:
         """Ask, and listen to the end; None once it was finished, or let go."""
         task = asyncio.current_task()
         assert task is not None
+        # A connection that it had before may be somebody else's by now.
+        self._lines.forget(task)
         self._task, self._answered = task, False
+        # Unique there, too: what is asked again is another request.
+        headers = {"X-Request-Id": f"{self.key.request_id}-{self.key.attempt}"}
+        try:
+            return await self._hold(session, url, body, headers=headers)
+        finally:
+            self._task = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def _hold(
+        self, session: aiohttp.ClientSession, url: str, body: bytes, *, headers: dict[str, str]
+    ) -> End:
         for fresh in (False, True):
+            if self.released.is_set():
+                return None
             try:
-                async with session.post(url, data=body) as response:
+                async with session.post(
+                    url, data=body, headers=headers, allow_redirects=False
+                ) as response:
                     self._answered = True
                     return await self._listen(response)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
@@ -138,9 +162,6 @@ class Conversation:
                 return None if self.released.is_set() or self.finished else Broken(_words(error))
             except BadStream as error:
                 return None if self.released.is_set() or self.finished else Failed(str(error))
-            finally:
-                if self._timer is not None:
-                    self._timer.cancel()
         raise AssertionError("a second attempt always ends it")
 
     def let_go(self) -> None:
@@ -193,8 +214,7 @@ class Conversation:
                 break
             chunk = parse(data)
             if chunk.error is not None or chunk.object == "error":
-                said = refusal(500, data)
-                return Failed(said.message)
+                return _error(data, spoke=self._spoke)
             self._reason = chunk.finish_reason or self._reason
             said_now = chunk.said
             if not self.knows_prompt:
@@ -223,12 +243,23 @@ def _declined(response: aiohttp.ClientResponse, body: bytes) -> End:
     """What a status other than 200 means."""
     status, told = response.status, refusal(response.status, body)
     if status in _FULL:
-        return Full(_pause_s(response.headers.get("Retry-After", "")), told.message)
+        pause_s = _pause_s(response.headers.get("Retry-After", ""))
+        return Full(pause_s, told.message, doubtful=status == 503)
     if status in _OURS:
         return Failed(f"the engine does not let this server in: {status}", fatal=True)
     if 400 <= status < 500:
         return Refused(told)
+    if status < 400:
+        return Failed(f"the engine answered {status}, which is no answer to a completion")
     return Failed(f"the engine answered {status}: {told.message}")
+
+
+def _error(data: bytes, *, spoke: bool) -> Refused | Failed:
+    """What an error in the stream means: some engines look at a request only after the headers."""
+    told = refusal(500, data)
+    if not spoke and told.code is not None and told.code.isdigit() and told.code.startswith("4"):
+        return Refused(msgspec.structs.replace(told, status=int(told.code)))
+    return Failed(told.message)
 
 
 def _pause_s(written: str) -> float:
