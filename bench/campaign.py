@@ -105,18 +105,34 @@ def run_all(
 ) -> list[Outcome]:
     """The outcomes of all cases, in their order; `progress(done, of)` is told after each.
 
-    Where no `pool` is given, processes are started for this call alone.
+    Cases that are the same are played once. Where no `pool` is given, processes are started for
+    this call alone.
     """
-    outcomes: list[Outcome | None] = [cache.find(case) for case in cases]
-    left = [index for index, outcome in enumerate(outcomes) if outcome is None]
-    done = len(cases) - len(left)
+    alike: dict[str, list[int]] = {}
+    for index, case in enumerate(cases):
+        alike.setdefault(case.identity(), []).append(index)
+    outcomes: list[Outcome | None] = [None] * len(cases)
+    left, done = [], 0
+    for places in alike.values():
+        known = cache.find(cases[places[0]])
+        if known is None:
+            left.append(places)
+        else:
+            _put(outcomes, places, known)
+            done += len(places)
     progress(done, len(cases))
-    for index, outcome in _played(cases, left, jobs, pool=pool):
-        outcomes[index] = outcome
-        cache.keep(cases[index], outcome)
-        done += 1
+    for first, outcome in _played(cases, [places[0] for places in left], jobs, pool=pool):
+        cache.keep(cases[first], outcome)
+        places = alike[cases[first].identity()]
+        _put(outcomes, places, outcome)
+        done += len(places)
         progress(done, len(cases))
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _put(outcomes: list[Outcome | None], places: Sequence[int], outcome: Outcome) -> None:
+    for place in places:
+        outcomes[place] = outcome
 
 
 def _played(

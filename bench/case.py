@@ -110,12 +110,17 @@ class Case:
     leap: bool = True
 
     def identity(self) -> str:
-        """Everything that decides the outcome, but for the code and the content of a trace."""
+        """Everything that decides the outcome, but for the code and the content of a trace.
+
+        Not what it is called: static limits are the same under any name.
+        """
+        contender = msgspec.to_builtins(self.contender)
+        del contender["label"]
         told = {
             "config": self.config.model_dump(mode="json"),
             "executors": {name: msgspec.to_builtins(s) for name, s in self.executors.items()},
             "workload": self.workload,
-            "contender": msgspec.to_builtins(self.contender),
+            "contender": contender,
             "rest": msgspec.to_builtins((self.seed, self.load, self.stretch, self.fitting)),
         }
         return json.dumps(told, sort_keys=True)

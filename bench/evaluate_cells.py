@@ -9,6 +9,8 @@ from types import MappingProxyType
 from bench.evaluation import REPORTED, Setting
 
 EXECUTORS = ("E1", "E2", "E3")
+# The seeds of the ten cells: those that are reported everywhere, and as many more.
+CONTESTED = (*REPORTED, *range(6, 11))
 STEADY = ("steady", "chat", "closed")
 MOVING = (
     "step",
@@ -63,6 +65,11 @@ class Cell:
     def seeds(self) -> Sequence[int]:
         """On how many seeds the main contenders meet: fewer where nobody can meet the targets."""
         return REPORTED[:3] if self.executor == "E1" else REPORTED
+
+    def contested(self) -> Sequence[int]:
+        """On how many seeds the default policy meets the rules of others: in the ten cells on twice
+        as many, since a bound of 2 % is asked of intervals there."""
+        return CONTESTED if is_of_the_ten(self) else self.seeds()
 
     def surveyed(self) -> bool:
         """Whether every policy is played here."""

@@ -57,12 +57,12 @@ def named(name: str, text: str) -> Contender:
 
 def default_entry(cell: Cell, queues: Side) -> Entry:
     """The policy that is judged."""
-    return Entry(named(DEFAULT, DEFAULT), queues, cell.seeds())
+    return Entry(named(DEFAULT, DEFAULT), queues, cell.contested())
 
 
 def rules(cell: Cell, queues: Side) -> list[Entry]:
     """The rules of others, on all seeds where they are held against the default policy."""
-    seeds = cell.seeds() if is_of_the_ten(cell) else cell.few()
+    seeds = cell.contested() if is_of_the_ten(cell) else cell.few()
     return [
         Entry(named(CLIPPER, "bench.baseline_clipper:Clipper"), queues, seeds),
         Entry(named(BENTOML, "bench.baseline_bentoml:BentoMl:hold=fixed"), queues, seeds),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from threading import Lock
 from types import TracebackType
 
 from bench.campaign import Cache, fresh_pool, run_all
@@ -15,7 +16,7 @@ from bench.outcome import Outcome
 class Runs:
     """Plays cases through the cache, counts them, and says on stderr how far it is.
 
-    To be used in a `with`: the processes that play end with it.
+    To be used in a `with`: the processes that play end with it. Several threads may call at once.
     """
 
     def __init__(self, cache: Cache, jobs: int) -> None:
@@ -25,6 +26,7 @@ class Runs:
         self._pool = fresh_pool(jobs) if jobs > 1 else None
         self._begun = time.perf_counter()
         self._told = 0.0
+        self._lock = Lock()
         self.count = 0
 
     def __enter__(self) -> Runs:
@@ -44,7 +46,8 @@ class Runs:
         outcomes = run_all(
             cases, self._cache, jobs=self._jobs, progress=self._progress, pool=self._pool
         )
-        self.count += len(cases)
+        with self._lock:
+            self.count += len(cases)
         return outcomes
 
     def lasted_s(self) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from bench import evaluate_field as field_of
 from bench.campaign import Ratio, paired
@@ -18,6 +20,10 @@ from bench.evaluation import SEARCHED, Figures, Play, Searcher, Setting, sides
 from bench.presets import executor_of
 from controller.config import Config
 
+A = TypeVar("A")
+B = TypeVar("B")
+# So many searches go on at once.
+SEARCHES = 4
 # Where promising limits are looked for before it is known which load is served.
 _MIDDLE_LOAD = 0.6
 _UNIT_STRETCH = 0.5
@@ -89,7 +95,9 @@ class Evaluation:
         with self.part("loads"):
             self.find_units([*self.cells(), *self.backlogs()])
         with self.part("hindsight"):
-            entries = {cell: self._hindsight(cell) for cell in self.cells()}
+            entries = dict(
+                zip(self.cells(), self._at_once(self._hindsight, self.cells()), strict=True)
+            )
         with self.part("contenders"):
             self._contend(entries)
         with self.part("search at four targets"):
@@ -121,18 +129,27 @@ class Evaluation:
     def find_units(self, among: Sequence[Cell]) -> None:
         """The loads that these cells are relative to, where they are not known yet."""
         *_, queues = sides(self.config)
+        sought = []
         for executor, unit in sorted({(cell.executor, cell.unit() or "") for cell in among}):
             if not unit or (executor, unit) in self.units:
                 continue
             if executor_of(executor).runs_to_completion:
                 self.units[executor, unit] = UNSERVED
-                continue
-            middle = Setting(executor, unit, _MIDDLE_LOAD, _UNIT_STRETCH * self.scale)
-            self.units[executor, unit] = Searcher(self.play).served(middle, queues)
+            else:
+                sought.append(Setting(executor, unit, _MIDDLE_LOAD, _UNIT_STRETCH * self.scale))
+        found = self._at_once(lambda middle: Searcher(self.play).served(middle, queues), sought)
+        for middle, served in zip(sought, found, strict=True):
+            self.units[middle.executor, middle.workload] = served
 
     def hindsight(self) -> Hindsight:
         """What searches on seeds that are never reported."""
         return Hindsight(self.play, SEARCHED, LEAST_PHASE_S * self.scale)
+
+    def _at_once(self, search: Callable[[A], B], among: Sequence[A]) -> list[B]:
+        """What searches come to, in their order. Each plays a few runs and goes on from there, so
+        several at once keep the cores busy."""
+        with ThreadPoolExecutor(SEARCHES) as searches:
+            return list(searches.map(search, among))
 
     def _hindsight(self, cell: Cell) -> list[Entry]:
         fifo, *_, queues = sides(self.config)
@@ -177,7 +194,7 @@ class Evaluation:
             if told:
                 best = max(told, key=Figures.goodput)
                 planned.append(
-                    (cell, Entry(replace(best.contender, label=PANG), queues, cell.seeds()))
+                    (cell, Entry(replace(best.contender, label=PANG), queues, cell.contested()))
                 )
         self._play_all(planned, self.results)
 

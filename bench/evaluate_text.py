@@ -82,7 +82,7 @@ def _main(results: Results, cells: Sequence[Cell]) -> str:
                 *(interval(results.ratio(cell, n, STATIC)) for n in (DEFAULT, ORACLE, FIFO)),
                 " / ".join(f"{mine.attainment(tier):.1%}" for tier in TIERS),
                 f"{reversals:.1f}",
-                f"{len(mine.outcomes)}",
+                f"{len(static.outcomes)}",
             )
         )
     return grid(titles, told)

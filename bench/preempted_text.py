@@ -132,7 +132,7 @@ class Stage:
                 self.engine.apply(work)
         self.released += [(self.turns, key) for key in report.released]
         self.turns += 1
-        for request, ids in self.batcher.on_report("main", 1, report, self.now):
+        for request, ids, _ in self.batcher.on_report("main", 1, report, self.now):
             self.streams[request.id] += ids
 
 

@@ -92,11 +92,18 @@ class Admission:
         self._lending = True
         return queue.hold(requests, tokens, size=size)
 
-    def check_fits(self, request: Request) -> None:
+    def check_fits(self, request: Request, now: float) -> None:
         """Raises ContextLengthExceeded when no executor could ever hold the request."""
         prompt = len(request.prompt)
         need = prompt + request.max_new_tokens
-        if any(seats.can_ever_hold(request) for seats in self._executors.values()):
+        able = [seats for seats in self._executors.values() if seats.can_ever_hold(request)]
+        failed = [seats.memory.ceiling.refusal(prompt, now) for seats in able]
+        if failed and None not in failed:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt} tokens, and memory ran out for a single request with"
+                f" {max(one for one in failed if one is not None)} of them"
+            )
+        if able:
             return
         ready = [s.capacity for s in self._executors.values() if s.capacity is not None]
         most = max((min(one.max_context_tokens, one.kv_tokens) for one in ready), default=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from controller import shortage
 from controller.admission import Admission
 from controller.book import Book
 from controller.company import AllComers
@@ -29,11 +30,13 @@ from controller.returns import Returns
 from controller.scheduler import Scheduler
 from controller.tiers import Tier
 from controller.triage import Triage
-from executor.contract import Capacity, Key, Report, Submit, Tokens, Work
+from executor.contract import Capacity, Key, Logprobs, Report, Submit, Tokens, Work
 from policies.contract import Limits
 
 # Timers tell milliseconds, and who is dropped does not mind one.
 DROP_LATER_S = 0.001
+
+Streamed = tuple[Request, list[Any], Logprobs | None]
 
 
 class Batcher:
@@ -128,7 +131,7 @@ class Batcher:
         """
         if request.id in self.book.requests:
             raise ValueError(f"request id {request.id} is in use")
-        self.admission.check_fits(request)
+        self.admission.check_fits(request, now)
         if request.expected_new_tokens is not None:
             most = request.max_new_tokens
             known = self._lengths[request.tier].expected(0, at_most=most)
@@ -189,9 +192,10 @@ class Batcher:
 
     def on_report(
         self, executor: str, incarnation: int, report: Report, now: float
-    ) -> list[tuple[Request, list[Any]]]:
-        """Book what a step did; answers the tokens to stream, in the order of the report: their
-        ids, or what an engine that writes text by itself said.
+    ) -> list[Streamed]:
+        """Book what a step did; answers the tokens to stream, in the order of the report, with
+        their log-probabilities where they were asked for; in their place what an engine that writes
+        text by itself said.
 
         A report of an earlier incarnation, or of an attempt that was given up, changes nothing.
         """
@@ -200,26 +204,37 @@ class Batcher:
             return []
         for tell in self._audience.stepped:
             tell(seats, report, now)
+        step_tokens = seats.step_tokens
+        shortage.note(seats, report, now)
         seats.note_step(report)
+        if seats.step_tokens != step_tokens:
+            self._owed_answer.add(executor)
         self._paces[executor].stepped(seats, report)
         if executor in self._awaited or self._former.waiting_for_steps:
             # It gives the answer a moment, so there is one, whatever it says.
             self._owed_answer.add(executor)
-        streamed: list[tuple[Request, list[Any]]] = []
-        for told in report.prompts:
-            if (seat := seats.find(told.request_id, told.attempt)) is not None:
-                seat.request.learn_prompt(told.tokens)
+        streamed: list[Streamed] = []
+        for length in report.prompts:
+            if (seat := seats.find(length.request_id, length.attempt)) is not None:
+                seat.request.learn_prompt(length.tokens)
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
             if seat is not None and seat.state is not SeatState.RELEASING:
                 if not seat.moved:
                     seats.note_moved(seat)
-                    seat.request.suspects = 0
+                    seat.request.moved()
                 ids = self._advance(seat.request, tokens, now)
                 # Text with a hole is nobody's.
-                if ids is not None and (what := tokens.said or ids):
-                    streamed.append((seat.request, what))
-        for tier in {request.tier for request, _ in streamed}:
+                if ids is None:
+                    continue
+                if tokens.said:
+                    streamed.append((seat.request, tokens.said, None))
+                elif ids:
+                    told = tokens.logprobs
+                    if told is not None and len(ids) < len(tokens.ids):
+                        told = Logprobs(told.tokens[-len(ids) :])
+                    streamed.append((seat.request, ids, told))
+        for tier in {request.tier for request, _, _ in streamed}:
             self.scheduler.progressed(tier, now)
         if report.finished or report.released or report.returned:
             self._returns.free(seats, report, now)

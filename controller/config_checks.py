@@ -74,6 +74,7 @@ def _executors(config: Config) -> Iterator[Problem]:
                 ((*path, "max_step_tokens"),),
             )
         if isinstance(executor, ContinuousExecutor):
+            yield from _kv_sizes(executor, path)
             if 0 < executor.num_blocks < size:
                 yield Problem(
                     (*path, "num_blocks"),
@@ -109,6 +110,22 @@ def _executors(config: Config) -> Iterator[Problem]:
                 f"which is {kinds[executor.group]}: give it a group of its own",
                 (("executors", index, "kind"),),
             )
+
+
+def _kv_sizes(executor: ContinuousExecutor, path: Path) -> Iterator[Problem]:
+    """The KV cache has one size, however it is told."""
+    given = {
+        "num_blocks": executor.num_blocks or None,
+        "kv_memory": executor.kv_memory,
+        "kv_fraction": executor.kv_fraction,
+    }
+    first, *others = [name for name, value in given.items() if value is not None] or [""]
+    for other in others:
+        yield Problem(
+            (*path, other),
+            f"is given beside {first}: one of them says how large KV is",
+            ((*path, first),),
+        )
 
 
 def _tiers(config: Config) -> Iterator[Problem]:

@@ -87,7 +87,9 @@ class GuardConfig(Section):
     oom_keep: Fraction = 0.8
     """After running out of memory, this fraction of the tokens that failed is the ceiling."""
     oom_probe_after: Duration = 600.0
-    """After this long the ceiling is probed again."""
+    """For this long the ceiling stays; then it is probed again, by small steps."""
+    oom_probe_step: Fraction = 0.05
+    """By this fraction of itself the ceiling then rises every minute."""
     reversals: Count = 3
     """More changes of direction than this in the last `reversal_moves` moves halve the gain."""
     reversal_moves: Count = 6

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, Strict, WithJsonSchema
 
 from controller.config_types import Count, CountOrZero, Name, Section, Switch
-from controller.units import Duration
+from controller.units import Duration, Size
 
 
 class Restart(Section):
@@ -56,13 +56,25 @@ class ContinuousExecutor(_Executor):
     device: str = "auto"
     """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights; `auto` is what the model's files say."""
+    """Precision of the computation; `auto` is what the model's files say."""
+    weights: Literal["full", "8bit", "4bit"] = "full"
+    """Bits of the linear layers: `8bit` and `4bit` need the extra `quant` (bitsandbytes)."""
+    trust_remote_code: Switch = False
+    """Whether Python code in the model's folder is run: it may do whatever the worker may."""
     threads: CountOrZero = 0
     """CPU threads of torch; 0 is every core but one, which the daemon needs."""
     max_context_tokens: CountOrZero = 0
     """Prompt plus completion of one request at most; 0 is the model's own maximum."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    """`auto` is Headway's own where the model allows; flash needs a GPU and its package."""
     num_blocks: CountOrZero = 0
-    """Blocks of KV cache; 0 sizes the cache from free memory."""
+    """Blocks of KV cache; 0: by `kv_memory` or `kv_fraction`, or what is usual for the device."""
+    kv_memory: Size | None = None
+    """Memory for the KV cache instead of `num_blocks`."""
+    kv_fraction: Annotated[float, Strict(), Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """Part of the device's free memory, once the weights are loaded, for the KV cache instead."""
+    cpu_offload: Size = 0
+    """Memory of the machine for the KV of sequences that a full GPU puts aside; 0: none."""
     block_size: Count = 32
     """Tokens in one block of KV cache."""
     prefix_sharing: Switch = True
@@ -133,6 +145,8 @@ class SimulatedExecutor(_Executor):
     """What the device claims: a fraction, `model` (rows over seats), null (no such counter)."""
     output_tokens: Count | None = None
     """Length of a completion in tokens; null: until `max_tokens`."""
+    fails_above_tokens: CountOrZero = 0
+    """For drills: steps after which more tokens are held run out of memory; 0: none does."""
     seed: CountOrZero = 0
     """Seed of the bytes that it writes and of the jitter."""
 

@@ -192,4 +192,4 @@ def _room(seats: ExecutorSeats, known: int) -> float:
     assert seats.capacity is not None
     # Blocks are held whole: what an executor says that it holds is more than the tokens.
     beyond = 0 if seats.kv_tokens is None else max(0, seats.kv_tokens - known)
-    return KV_PLANNED * seats.capacity.kv_tokens - beyond
+    return min(KV_PLANNED * seats.capacity.kv_tokens - beyond, seats.kv_limit)

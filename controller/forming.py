@@ -17,10 +17,14 @@ from controller.preemption import Preemptor
 from controller.queues import TierQueue
 from controller.request import Request
 from controller.scheduler import Scheduler, Turn
+from controller.shortage import may_join
 from controller.sparing import Sparing, can_wait_until, pause_s, would_doom
 from controller.tiers import seat_cap
 from executor.contract import Submit
 from policies.contract import StepEstimate
+
+# Whoever came back so often in a row for want of memory, without a token, goes alone.
+ALONE_AFTER = 8
 
 
 @dataclass(slots=True)
@@ -121,6 +125,7 @@ class Former:
         """The executors that can take somebody now; where a hold goes on, until when."""
         batches = []
         for seats in self._executors.values():
+            seats.look_at_memory(now)
             room = seats.note_room(now)
             if not room:
                 continue
@@ -231,10 +236,13 @@ class Former:
         assert seats.capacity is not None
         if not seats.can_ever_hold(request):
             return False
-        bounded = not seats.unbounded and request.expected_new_tokens is None
-        if bounded and seats.reserved_tokens + request.work_tokens <= seats.capacity.kv_tokens:
-            return True
         if not seats.seats:
+            return True
+        if request.out_of_memory >= ALONE_AFTER or not may_join(seats, request):
+            self.waiting_for_steps.add(seats.name)
+            return False
+        bounded = not seats.unbounded and request.expected_new_tokens is None
+        if bounded and seats.reserved_tokens + request.work_tokens <= seats.kv_limit:
             return True
         # What somebody will hold in the end changes little until somebody leaves.
         if seats.too_large is request:

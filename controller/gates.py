@@ -35,7 +35,7 @@ class Code(StrEnum):
 
 @dataclass(slots=True)
 class Memory:
-    """What the guard remembers of the moves that were applied, and of what did not fit.
+    """What the guard remembers of the moves that were applied.
 
     `moved_at` is the instant of the last move. `grew_from` is the throughput (tokens/s) before the
     last growth of the batch size, None when it has shrunk since. `signs` are the directions of the
@@ -45,8 +45,6 @@ class Memory:
     moved_at: float | None = None
     grew_from: float | None = None
     signs: dict[LimitName, deque[int]] = field(default_factory=dict)
-    ceiling_tokens: float | None = None
-    ceiling_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from controller.ceiling import Ceiling
 from controller.config_control import GuardConfig
 from controller.gates import Code, Gates, Memory, has_room, throughput
 from policies.contract import GuardNote, LimitName, Limits, Signals
@@ -55,38 +56,25 @@ class Judged:
 
 
 class Guard:
-    """Judges proposals. Time is an argument; state is only what was applied before."""
+    """Judges proposals. Time is an argument; state is what was applied before, and `ceiling`, which
+    the executors lower themselves when they run out of memory."""
 
     def __init__(self, config: GuardConfig, envelope: Envelope, *, min_samples: int) -> None:
         self._config = config
         self.envelope = envelope
+        self.ceiling = Ceiling(config)
         self._gates = Gates(config, min_samples)
         self._memory = Memory(signs={name: deque(maxlen=config.reversal_moves) for name in NAMES})
 
     def reconfigure(self, config: GuardConfig, envelope: Envelope, *, min_samples: int) -> None:
         """Judge by other rules and in another range; what was applied, and what did not fit, is
         remembered. Of `envelope` only the range counts: capacities are the executors' to say."""
-        self._config = config
+        self._config = self.ceiling.config = config
         self._gates = Gates(config, min_samples)
         self.envelope = replace(self.envelope, low=envelope.low, high=envelope.high)
         signs = self._memory.signs
         for name in NAMES:
             signs[name] = deque(signs[name], maxlen=config.reversal_moves)
-
-    def ceiling(self, now: float) -> tuple[float, float] | None:
-        """Tokens above which steps ran out of memory, and for how many seconds that still counts;
-        None: nothing did lately."""
-        tokens, left_s = self._memory.ceiling_tokens, self._memory.ceiling_until - now
-        return None if tokens is None or left_s <= 0 else (tokens, left_s)
-
-    def recall_ceiling(self, tokens: float, left_s: float, now: float) -> None:
-        """Stay below a ceiling that was known before the start."""
-        self._memory.ceiling_tokens, self._memory.ceiling_until = tokens, now + left_s
-
-    def out_of_memory(self, tokens: int, now: float) -> None:
-        """Steps that held this many tokens ran out of memory: stay below for a while."""
-        self._memory.ceiling_tokens = self._config.oom_keep * tokens
-        self._memory.ceiling_until = now + self._config.oom_probe_after
 
     def judge(self, proposed: Limits, current: Limits, signals: Signals, now: float) -> Judged:
         """What of a proposal may be applied now."""
@@ -156,13 +144,14 @@ class Guard:
         }
         if (bound := capacity.get(name)) is not None:
             found.append((Code.CAPACITY, bound))
-        ceiling = self._memory.ceiling_tokens
-        if ceiling is not None and now < self._memory.ceiling_until:
+        held = self.ceiling.tokens(now)
+        if name == "max_batch_tokens":
+            # What a step computes is held after it.
+            found.append((Code.OUT_OF_MEMORY, max(1.0, min(held, self.ceiling.step_tokens(now)))))
+        elif name == "max_batch_size":
             contexts = [e.mean_context for e in signals.executors if e.mean_context]
-            if name == "max_batch_tokens":
-                found.append((Code.OUT_OF_MEMORY, max(1.0, ceiling)))
-            elif name == "max_batch_size" and contexts:
-                found.append((Code.OUT_OF_MEMORY, max(1.0, ceiling / max(contexts))))
+            if contexts:
+                found.append((Code.OUT_OF_MEMORY, max(1.0, held / max(contexts))))
         return found
 
     # --- growth -----------------------------------------------------------------------------

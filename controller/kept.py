@@ -27,7 +27,8 @@ class KeptLimits(msgspec.Struct, frozen=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True):
-    """Tokens above which steps ran out of memory, and for how many seconds more that counts."""
+    """Tokens above which steps ran out of memory, and for how many seconds more they stay out of
+    reach; after that the ceiling is probed by small steps."""
 
     tokens: float
     left_s: float
@@ -114,7 +115,8 @@ def model_of(kept: KeptExecutor, *, kind: str, model: str, device: str) -> StepM
 
 
 def remaining(ceiling: Ceiling, *, saved_at: float, now: float) -> float:
-    """For how many seconds a kept ceiling still counts; both instants are unix time."""
+    """For how many seconds a kept ceiling still stays, below 0: for how long it has been probed;
+    both instants are unix time."""
     return ceiling.left_s - max(0.0, now - saved_at)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controller.ceiling import Memory
 from controller.request import Request, State
 from executor.contract import Capacity, Key, Report, Submit
 from policies.contract import Limits
@@ -36,7 +37,8 @@ class Seat:
     """One attempt at one request, on one executor. `booked` is the tokens that memory is kept for,
     `paid` what of them its tier was owed. `began` is the number of tokens that it had before,
     `moved` whether it got one since, and `left` what of its prompt is still to be prefilled;
-    `trial` says that it was there when an attempt failed, and that it has not moved since."""
+    `trial` says that it was there when an attempt failed, and that it has not moved since; `since`
+    counts the reports of its executor before it."""
 
     request: Request
     attempt: int
@@ -46,6 +48,7 @@ class Seat:
     began: int
     trial: bool
     left: int
+    since: int
     moved: bool = False
     state: SeatState = SeatState.RUNNING
 
@@ -69,10 +72,12 @@ class ExecutorSeats:
     None while it can not. `size_limit` is how many sequences it may hold, the limit within its
     capacity, and `step_tokens` how many tokens a step may, never fewer than that. `most_tokens` is
     the longest that one sequence may become there, alone, and `most_prompt` its longest prompt.
+    `kv_limit` tokens may be held at once: its memory, within what is known to fit.
     `reserved_tokens` is the KV memory that its requests may come to, and
     `unbounded` how many of them may come to more than is reserved. `context_tokens` were read in
     the last step and `kv_tokens` held after it, as it said; `prompt_tokens` are still to be
-    prefilled, those of the seats in `prefilling`; `trials` of its seats are on trial.
+    prefilled, those of the seats in `prefilling`; `trials` of its seats are on trial. `memory` is
+    what is known of its memory, and `reports` how many it has sent.
     """
 
     name: str
@@ -87,12 +92,15 @@ class ExecutorSeats:
     step_tokens: int = 0
     most_tokens: int = 0
     most_prompt: int = 0
+    kv_limit: float = 0.0
     reserved_tokens: int = 0
     unbounded: int = 0
     context_tokens: int = 0
     kv_tokens: int | None = None
     prompt_tokens: int = 0
     trials: int = 0
+    reports: int = 0
+    memory: Memory = field(default_factory=Memory)
     # Who did not fit into memory when last somebody looked, and how many steps that is good for.
     too_large: Request | None = None
     too_large_steps: int = 0
@@ -117,10 +125,17 @@ class ExecutorSeats:
         self.step_tokens = self.limits.max_batch_tokens
         if (has := self.capacity) is not None:
             self.size_limit = min(self.limits.max_batch_size, has.max_seqs)
-            within = min(self.limits.max_batch_tokens, has.max_step_tokens)
-            self.step_tokens = max(within, self.size_limit)
+            within = min(self.limits.max_batch_tokens, has.max_step_tokens, self.memory.step)
+            self.step_tokens = max(math.floor(within), self.size_limit)
+            self.kv_limit = min(has.kv_tokens, self.memory.held)
             self.most_tokens = min(has.max_context_tokens, has.kv_tokens)
             self.most_prompt = self.most_tokens if has.splits_prefill else has.max_step_tokens
+
+    def look_at_memory(self, now: float) -> None:
+        """Take what may be held, and computed in a step, as it is known now."""
+        has = self.capacity
+        if has is not None and self.memory.look(has.kv_tokens, has.max_step_tokens, now):
+            self.bound()
 
     def room(self) -> int:
         """How many more sequences it can take now: none while a batch runs to completion."""
@@ -184,7 +199,7 @@ class ExecutorSeats:
         booked, trial = request.work_tokens, request.suspects > 0
         prompt, has = request.prompt, len(request.tokens)
         left = len(prompt) + has
-        seat = Seat(request, attempt, booked, paid, priority, has, trial, left)
+        seat = Seat(request, attempt, booked, paid, priority, has, trial, left, self.reports)
         key = (request.id, attempt)
         self.seats[key] = self.prefilling[key] = seat
         self.by_tier[request.tier] = self.by_tier.get(request.tier, 0) + 1
@@ -243,6 +258,7 @@ class ExecutorSeats:
 
     def note_step(self, report: Report) -> None:
         """Keep what the last step says about the next."""
+        self.reports += 1
         self.kv_tokens = report.kv_tokens
         self.too_large_steps -= report.steps
         if self.too_large_steps <= 0:
@@ -274,6 +290,7 @@ class ExecutorSeats:
         self.prefilling.clear()
         self.prompt_tokens = self.trials = 0
         self.too_large = self.kv_tokens = None
+        self.memory.begin_again()
         self.capacity = None
         self.size_limit = self.most_tokens = self.most_prompt = 0
         self.free_since = None

@@ -66,6 +66,8 @@ class ControlLoop:
         self._count = 0
         self._last_tick: float | None = None
         self._stopwatch = stopwatch
+        for seats in self._members():
+            seats.memory.ceiling = guard.ceiling
 
     @property
     def limits(self) -> Limits:
@@ -157,7 +159,7 @@ class ControlLoop:
     def tick(self, now: float, *, wall: float, devices: Mapping[str, Device]) -> Decision:
         """Look, ask, judge, apply. `now` monotonic, `wall` unix seconds."""
         begun = self._stopwatch()
-        self._learn_capacity(now)
+        self._learn_capacity()
         before = self.limits
         signals = self._look(now, wall, devices)
         self._batcher.admission.press(excess(signals))
@@ -244,8 +246,8 @@ class ControlLoop:
             self.epoch += 1
             self._batcher.set_limits(self.group, limits, self.epoch)
 
-    def _learn_capacity(self, now: float) -> None:
-        """What executors have said since the last tick: their capacity, and what did not fit."""
+    def _learn_capacity(self) -> None:
+        """What executors have said since the last tick of their capacity."""
         ready = [seats.capacity for seats in self._members() if seats.capacity is not None]
         if ready:
             self.guard.envelope = replace(
@@ -253,9 +255,6 @@ class ControlLoop:
                 capacity_seqs=min(capacity.max_seqs for capacity in ready),
                 capacity_tokens=min(capacity.max_step_tokens for capacity in ready),
             )
-        for seats in self._members():
-            if (tokens := self._observer.take_out_of_memory(seats.name)) is not None:
-                self.guard.out_of_memory(tokens, now)
 
     def _members(self) -> list[ExecutorSeats]:
         return [s for s in self._batcher.executors.values() if s.group == self.group]

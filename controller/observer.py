@@ -56,7 +56,6 @@ class Observer(Listener):
         self.executors = {name: ExecutorRecord(started) for name in executors}
         self.started = started
         self._marks: dict[str, _Mark] = {}
-        self._out_of_memory: dict[str, int] = {}
         self.watch(watched)
 
     def retier(self, tiers: Iterable[Tier]) -> None:
@@ -80,10 +79,6 @@ class Observer(Listener):
         self.executors[executor].kv = None
         for sample in samples:
             self.executors[executor].model.learn(sample, weight=WARMUP_WEIGHT)
-
-    def take_out_of_memory(self, executor: str) -> int | None:
-        """Tokens held when the executor last ran out of memory, told once."""
-        return self._out_of_memory.pop(executor, None)
 
     def estimate(self, executor: str) -> StepEstimate | None:
         """The step model of an executor as it lately was; see `StepModel.lately`."""
@@ -132,9 +127,6 @@ class Observer(Listener):
             record.until_visit = SEGMENT_TOKENS
             for seat in seats.running():
                 self._visit(seat.request, record.epoch, now)
-        if any(returned.reason == "out_of_memory" for returned in report.returned):
-            held = (seat.request for seat in seats.seats.values())
-            self._out_of_memory[seats.name] = sum(len(r.prompt) + len(r.tokens) for r in held)
 
     def given_back(self, request: Request, reason: str, now: float) -> None:
         # The pause until it runs again is no step of anybody's.

@@ -58,9 +58,12 @@ class Request:
     itself; then `ask` is what it gets. `unseen`: nobody sees anything of it before it is whole, so
     that it may begin again.
     `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
-    `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
-    back or lost, and `suspects` how many of those that were with it then may be to blame, until it
-    moves again; `shuns` is an executor that failed with it alone.
+    `preemptions` the seats that it gave up for others, `faults` the attempts that an executor
+    failed or lost, and `suspects` how many of those that were with it then may be to blame;
+    `shuns` is an executor that failed with it alone.
+    `out_of_memory` counts the attempts in a row that came back for want of memory without a token,
+    and `out_of_memory_alone` those of them that had it to themselves; both, and `suspects`, until
+    it moves again.
     """
 
     id: str
@@ -89,6 +92,8 @@ class Request:
     suspects: int = 0
     shuns: str | None = None
     faults: int = 0
+    out_of_memory: int = 0
+    out_of_memory_alone: int = 0
     state: State = State.QUEUED
     executor: str | None = None
     epoch: int | None = None
@@ -110,6 +115,10 @@ class Request:
         """How many tokens the prompt really has, where that was a guess."""
         self.work_tokens += tokens - len(self.prompt)
         self.prompt = range(tokens)
+
+    def moved(self) -> None:
+        """An attempt got its first token: whatever failed before, it was not this."""
+        self.suspects = self.out_of_memory = self.out_of_memory_alone = 0
 
     @property
     def remaining_tokens(self) -> int:

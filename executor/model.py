@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from executor import packing
 from executor.contract import ContinuousSettings, TextModel
+from executor.quantization import quantization
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -30,8 +31,10 @@ class Loaded:
     max_context_tokens: int
 
 
-def load(settings: ContinuousSettings) -> Loaded:
-    """Load a causal language model from a folder: safetensors only, no code from the folder.
+def load(settings: ContinuousSettings, *, attention: str | None = None) -> Loaded:
+    """Load a causal language model from a folder: safetensors only, and code from the folder only
+    where it is trusted. `attention` is how transformers calls an implementation, None its own
+    choice.
 
     Raises ValueError, saying what is wrong with the folder or the settings and what would do.
     """
@@ -40,19 +43,25 @@ def load(settings: ContinuousSettings) -> Loaded:
     folder = _checked(Path(settings.model))
     device = _device(settings.device)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        trusted = settings.trust_remote_code
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trusted
+        )
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+            folder, local_files_only=True, trust_remote_code=trusted
         )
         text = text_model(tokenizer)
         length = _max_context(config.get_text_config(), settings)
+        dtype = _dtype(settings.dtype, getattr(config, "dtype", None), device)
         result: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=_dtype(settings.dtype, getattr(config, "dtype", None), device),
+            dtype=dtype,
+            quantization_config=quantization(settings.weights, config, dtype=dtype),
+            attn_implementation=attention,
             device_map={"": device},
             local_files_only=True,
-            trust_remote_code=False,
+            trust_remote_code=trusted,
             use_safetensors=True,
             output_loading_info=True,
         )
@@ -129,6 +138,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            # What is free, and where kernels run, is asked of the current device.
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device {name!r} cannot be used here: {error}") from error
     return device

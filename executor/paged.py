@@ -30,9 +30,23 @@ from transformers.generation.continuous_batching.utils import (
 from executor import attention, shared_prefill
 
 VERSION = "5.24"
+# How transformers says that nobody can go on, and nobody can make room.
+_NO_KV = "No requests can be scheduled"
+
+
+class KvExhausted(RuntimeError):
+    """The KV cache has no room for any sequence to go on."""
+
 
 Choose = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
 """Next tokens [n] from float32 logits [n, vocabulary] of the sequences with these names."""
+
+Read = Callable[[str, int, torch.Tensor], None]
+"""Takes the logits [n, vocabulary] of n tokens of a prompt: the name of its sequence, and how many
+tokens come before them."""
+
+# What the logits of prompts that are read may take in one step, were they float32.
+_READ_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,10 @@ class Advance:
     is_finished: bool
 
 
+def _read_nothing(name: str, past: int, logits: torch.Tensor) -> None:
+    pass
+
+
 class _NoRouter:
     """Takes the outputs that nobody reads: we look at the sequences themselves."""
 
@@ -58,8 +76,10 @@ class _NoRouter:
 class PagedBatch:
     """Sequences of one causal model over a paged KV cache, stepped by hand. One thread only.
 
-    `num_blocks` None sizes the cache from the accelerator's free memory. Raises ValueError where
-    the model cannot be batched like this, or does not fit.
+    `num_blocks` None sizes the cache from the accelerator's free memory, of which it takes
+    `memory_fraction` (None: transformers' choice). `cpu_offload` bytes of the machine's memory take
+    the KV of sequences that have to make room. Raises ValueError where the model cannot be batched
+    like this, or does not fit.
     """
 
     def __init__(
@@ -71,14 +91,20 @@ class PagedBatch:
         block_size: int,
         num_blocks: int | None,
         prefix_sharing: bool,
+        memory_fraction: float | None = None,
+        cpu_offload: int = 0,
         is_stock: bool = False,
     ) -> None:
-        """`is_stock` keeps transformers' own dense attention, to compare with."""
+        """`is_stock` keeps the attention that the model was loaded with."""
         self._model = model
         self._is_ours = not is_stock and _can_attend_by_sequence(model.config)
         config = ContinuousBatchingConfig(
             page_size=block_size,
             num_blocks=num_blocks,
+            max_memory_percent=memory_fraction,
+            cpu_offload_space=cpu_offload / 2**30,
+            # More than there is was refused before: nothing is cut back in silence.
+            cpu_offload_space_safety_threshold=1.0,
             max_batch_tokens=max_step_tokens,
             max_requests_per_batch=max_seqs,
             max_blocks_per_request=0,
@@ -102,13 +128,16 @@ class PagedBatch:
         except MemoryError as error:
             raise ValueError(
                 f"{num_blocks} KV blocks of {block_size} tokens with steps of {max_step_tokens}"
-                f" tokens do not fit in memory ({error}); lower num_blocks or max_step_tokens"
+                f" tokens do not fit in memory ({error}); lower num_blocks, kv_memory or"
+                " max_step_tokens"
             ) from error
         self._processor.output_router = _NoRouter()
         self._cache: Any = self._processor.cache
         self._inputs: Any = self._processor.inputs_and_outputs
         self._scheduler: Any = self._processor.scheduler
         self._keeps_logits = bool(model._supports_logits_to_keep())
+        vocabulary = int(model.config.get_text_config().vocab_size)
+        self._read_tokens = max(1, _READ_BYTES // (4 * vocabulary))
         self.max_step_tokens = int(self._cache.max_batch_tokens)
         self.kv_tokens = int(self._cache.num_blocks) * block_size
         self._block_size = block_size
@@ -122,8 +151,12 @@ class PagedBatch:
         max_new_tokens: int,
         stop_ids: Iterable[int],
         priority: int = 0,
+        is_read: bool = False,
     ) -> None:
-        """Queue a sequence; it begins at the next step that has room, higher priorities first."""
+        """Queue a sequence; it begins at the next step that has room, higher priorities first.
+
+        `is_read`: all logits of its prompt are wanted, so none of it is taken from another's.
+        """
         state = RequestState(
             request_id=name,
             initial_tokens=tokens,
@@ -131,33 +164,46 @@ class PagedBatch:
             eos_token_id=list(stop_ids),
         )
         self._scheduler.priorities[name] = priority
+        if is_read:
+            self._scheduler.unshared.add(name)
         self._scheduler.add_waiting_request(state)
 
     def drop(self, names: Iterable[str]) -> None:
         """Let sequences go at once, running or waiting; unknown names are ignored."""
         for name in names:
-            self._scheduler.priorities.pop(name, None)
+            self._scheduler.forget(name)
             self._scheduler.set_request_cancellation(name)
-        self._scheduler.clear_cancelled_requests()
+        for state in self._scheduler.clear_cancelled_requests():
+            self._processor.offloading_manager.free_request_cpu_cache(state)
         # Only a sequence that finishes would lift this, and there may be none left.
         self._scheduler.block_new_requests = False
 
-    def step(self, max_tokens: int, choose: Choose) -> list[Advance]:
+    def bounded(self, max_tokens: int) -> int:
+        """How many of `max_tokens` tokens a step may have now: the logits of a prompt that is read
+        have to fit beside each other."""
+        if not self._scheduler.unshared:
+            return max_tokens
+        states = self._scheduler.active_requests.values()
+        decodes = sum(1 for state in states if state.generated_tokens)
+        return min(max_tokens, decodes + self._read_tokens)
+
+    def step(self, max_tokens: int, choose: Choose, read: Read = _read_nothing) -> list[Advance]:
         """Compute up to `max_tokens` tokens; answers what moved (nothing, if nothing could).
 
-        After an exception nothing in here can be trusted: `reset` and add everything again.
+        `read` gets the logits of the prompts that were added to be read, part by part. After an
+        exception nothing in here can be trusted: `reset` and add everything again.
         """
         processor = self._processor
         processor.max_batch_tokens = max_tokens
         self._make_room()
         with torch.inference_mode():
-            if not processor.prepare_next_batch():
+            if not self._prepare():
                 return []
             rows = [
                 (future, future.state.position_offset - future.query_length, _decodes(future))
                 for future in self._inputs.requests_in_batch
             ]
-            self._forward(choose)
+            self._forward(choose, read)
             processor.update_batch()
         moved = [
             Advance(
@@ -172,16 +218,31 @@ class PagedBatch:
         ]
         for advance in moved:
             if advance.is_finished:
-                self._scheduler.priorities.pop(advance.name, None)
+                self._scheduler.forget(advance.name)
+            elif advance.token is not None:
+                self._scheduler.unshared.discard(advance.name)
         return moved
 
-    def _forward(self, choose: Choose) -> None:
+    def _prepare(self) -> bool:
+        """Plan the next step; False where there is nothing to compute. Raises KvExhausted."""
+        try:
+            return bool(self._processor.prepare_next_batch())
+        except RuntimeError as error:
+            if _NO_KV in str(error):
+                raise KvExhausted(f"no sequence fits into {self.kv_tokens} tokens of KV") from error
+            raise
+
+    def _forward(self, choose: Choose, read: Read = _read_nothing) -> None:
         """The model, and the choice of tokens, for the batch that was prepared."""
         inputs = self._inputs
         batch: dict[str, Any] = inputs.get_model_kwargs()
         futures = inputs.requests_in_batch
         names = [future.state.request_id for future in futures if future.has_new_token]
         wanted = batch["logits_indices"][: len(names)]
+        parts = self._parts(futures) if self._scheduler.unshared else []
+        if parts:
+            places = [torch.arange(part.start, part.stop) for _, _, part in parts]
+            wanted = torch.cat([wanted, *(place.to(wanted) for place in places)])
         if self._keeps_logits:
             batch["logits_to_keep"] = wanted
         if self._is_ours:
@@ -189,14 +250,31 @@ class PagedBatch:
             layout = attention.lay_out(lengths, self._model.device, dtype=self._model.dtype)
             batch["layout"] = layout
             # Without anything to read from the cache, keys come as they are, in their order.
-            read = batch["read_index"][0]
-            if read.numel():
-                batch["read_index"] = [read[layout.order]]
+            cached = batch["read_index"][0]
+            if cached.numel():
+                batch["read_index"] = [cached[layout.order]]
         logits = self._model(**batch).logits[0]
+        rows = logits if self._keeps_logits else logits[wanted]
+        done = len(names)
         if names:
-            rows = logits if self._keeps_logits else logits[wanted]
-            inputs.output_ids[0, : len(names)] = choose(rows.float(), names)
+            inputs.output_ids[0, :done] = choose(rows[:done].float(), names)
+        for name, past, part in parts:
+            read(name, past, rows[done : done + len(part)])
+            done += len(part)
         inputs.retrieve_device_outputs()
+
+    def _parts(self, futures: Sequence[Any]) -> list[tuple[str, int, range]]:
+        """Where in the step the tokens of prompts lie that are read: name of the sequence, how many
+        tokens it has before them, and their places."""
+        parts = []
+        start = 0
+        for future in futures:
+            count, name = future.query_length, future.state.request_id
+            if name in self._scheduler.unshared:
+                past = future.state.position_offset - count
+                parts.append((name, past, range(start, start + count)))
+            start += count
+        return parts
 
     def rounded(self, tokens: int) -> int:
         """The KV memory, in tokens, that a sequence of so many takes: whole blocks."""
@@ -233,6 +311,7 @@ class PagedBatch:
         """Drop every sequence and all of the cache, whatever happened before."""
         self._processor.reset()
         self._scheduler.priorities.clear()
+        self._scheduler.unshared.clear()
         # Contents of the cache are not trusted after an error: no prefix is reused either.
         self._cache.reset()
 

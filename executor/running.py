@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
+from executor import logprobs
+from executor.adjustments import Adjustment
 from executor.contract import (
     Capacity,
     Finished,
     Key,
+    Logprobs,
     Returned,
     Sampling,
     StepSample,
     Submit,
+    TokenLogprob,
     Tokens,
 )
 from executor.paged import Advance
@@ -23,7 +29,9 @@ from executor.sampling import Row
 @dataclass(slots=True)
 class Attempt:
     """`position` is the index in the completion of the next token; `hidden` are ids that it may
-    not be, `hidden_early` those before `min_tokens`."""
+    not be, `hidden_early` those before `min_tokens`. `of_token` is the log-probability of the token
+    that goes out next, where it is wanted; `of_prompt` those of its `prompt` as far as it is
+    computed, which go out with the first token."""
 
     key: Key
     sampling: Sampling
@@ -31,6 +39,10 @@ class Attempt:
     stop_ids: frozenset[int]
     hidden: tuple[int, ...]
     hidden_early: tuple[int, ...]
+    adjustment: Adjustment | None
+    prompt: Sequence[int] = ()
+    of_prompt: list[TokenLogprob] = field(default_factory=list)
+    of_token: TokenLogprob | None = None
     decodes: bool = False
 
 
@@ -73,10 +85,20 @@ class Running:
             stop_ids=frozenset(stops if sampling.ignore_eos else (*eos, *stops)),
             hidden=eos if sampling.ignore_eos else (),
             hidden_early=(*eos, *stops),
+            adjustment=Adjustment.of(
+                sampling, submit.tokens, submit.prompt_length, vocabulary=self._vocabulary
+            ),
         )
+        # With the first token those of the prompt have gone out, whatever became of the attempt.
+        if sampling.prompt_logprobs and not attempt.position:
+            attempt.prompt = submit.tokens
         name = name_of(attempt.key)
         self._attempts[name] = attempt
         return name, attempt.stop_ids
+
+    def reads_prompt(self, name: str) -> bool:
+        """Whether `read_prompt` is owed the logits of every token of its prompt."""
+        return bool(self._attempts[name].prompt)
 
     def release(self, keys: Iterable[Key]) -> list[str]:
         """Forget attempts, known or not; answers their names."""
@@ -92,8 +114,22 @@ class Running:
             attempt = self._attempts[name]
             is_early = attempt.position < attempt.sampling.min_tokens
             forbidden = attempt.hidden_early if is_early else attempt.hidden
-            rows.append(Row(attempt.sampling, attempt.position, forbidden))
+            rows.append(Row(attempt.sampling, attempt.position, forbidden, attempt.adjustment))
         return rows
+
+    def read_prompt(self, name: str, past: int, logits: torch.Tensor) -> None:
+        """Take the `logits` [n, vocabulary] of n tokens of its prompt, the first of which has
+        `past` others before it."""
+        attempt = self._attempts[name]
+        targets = attempt.prompt[past + 1 : past + 1 + len(logits)]
+        told = logprobs.of_prompt(logits, targets, attempt.sampling.logprobs or 0)
+        # A prompt that had to make room for others is computed again from its beginning.
+        attempt.of_prompt[past:] = told
+
+    def note(self, names: Sequence[str], told: Mapping[int, TokenLogprob]) -> None:
+        """Keep what goes out with the tokens that were chosen for these, by their places."""
+        for place, one in told.items():
+            self._attempts[names[place]].of_token = one
 
     def stalled(self, moved: Sequence[Advance], max_tokens: int) -> list[Key]:
         """Who stood still in a step for want of memory, not because the step was full."""
@@ -118,8 +154,11 @@ class Running:
                 continue
             attempt.decodes = True
             request_id, number = attempt.key.request_id, attempt.key.attempt
-            tokens.append(Tokens(request_id, number, attempt.position, [advance.token]))
+            told, ids = _told(attempt), [advance.token]
+            tokens.append(Tokens(request_id, number, attempt.position, ids, logprobs=told))
             attempt.position += 1
+            if attempt.adjustment is not None:
+                attempt.adjustment.add(advance.token)
             if advance.is_finished:
                 is_stop = advance.token in attempt.stop_ids
                 finished.append(Finished(request_id, number, "stop" if is_stop else "length"))
@@ -131,6 +170,15 @@ class Running:
         keys = [attempt.key for attempt in self._attempts.values()]
         self._attempts.clear()
         return [Returned(key.request_id, key.attempt, reason, detail) for key in keys]
+
+
+def _told(attempt: Attempt) -> Logprobs | None:
+    """What goes out with its next token."""
+    if attempt.of_token is None:
+        return None
+    told = Logprobs([attempt.of_token], attempt.of_prompt)
+    attempt.of_token, attempt.prompt, attempt.of_prompt = None, (), []
+    return told
 
 
 def name_of(key: Key) -> str:

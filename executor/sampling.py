@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from executor.adjustments import Adjustment, adjust
 from executor.contract import Sampling
 
 NUCLEUS = 1024
@@ -20,11 +21,13 @@ _WORD = 0xFFFFFFFF
 @dataclass(frozen=True, slots=True)
 class Row:
     """One sequence in the step: its rules, the index of the token that it gets next (0 is the
-    first of the completion), and the token ids that it must not get."""
+    first of the completion), the token ids that it must not get, and what its bias and penalties
+    come to (None: it has none)."""
 
     sampling: Sampling
     position: int
     forbidden: tuple[int, ...] = ()
+    adjustment: Adjustment | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -37,8 +40,11 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 
     A row's token depends on nothing but its own logits, rules and position. Rows that sample take
     the inverse of their distribution at one uniform number, a hash of seed and position. `logits`
-    is overwritten where tokens are forbidden.
+    is overwritten where tokens are forbidden, biased or penalised.
     """
+    adjusted = [index for index, row in enumerate(rows) if row.adjustment is not None]
+    if adjusted:
+        adjust(logits, adjusted, [made for row in rows if (made := row.adjustment) is not None])
     _forbid(logits, rows)
     drawn = [index for index, row in enumerate(rows) if not row.is_greedy]
     if len(drawn) == len(rows):
@@ -84,6 +90,9 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     positions = torch.tensor([row.position for row in rows], device=device)
     noise = uniform(seeds, positions).to(torch.float32).unsqueeze(-1)
     scaled = logits / torch.tensor([[rule.temperature] for rule in rules], device=device)
+    bound = [index for index, rule in enumerate(rules) if rule.min_p > 0.0]
+    if bound:
+        _leave_out(scaled, bound, [rules[index].min_p for index in bound])
     cut = [index for index, rule in enumerate(rules) if rule.top_k > 0 or rule.top_p < 1.0]
     if len(cut) == len(rows):
         return _draw_nucleus(scaled, noise, rules)
@@ -93,6 +102,14 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         nucleus = _draw_nucleus(scaled[where], noise[where], [rules[index] for index in cut])
         tokens[where] = nucleus
     return tokens
+
+
+def _leave_out(scaled: torch.Tensor, rows: list[int], shares: list[float]) -> None:
+    """In these rows, the tokens less likely than that share of the likeliest one's probability."""
+    where = torch.tensor(rows, device=scaled.device)
+    part = scaled[where]
+    least = part.amax(dim=-1, keepdim=True) + torch.tensor([shares], device=scaled.device).log().T
+    scaled[where] = part.masked_fill(part < least, -torch.inf)
 
 
 def _draw_nucleus(

@@ -62,11 +62,18 @@ class SharedPrefillScheduler(FIFOScheduler):
     """Decodes first, as in transformers; then prompts, as `executor.prefill_order` says.
 
     `priorities` are by name: transformers makes a new record of a sequence that it starts again.
+    `unshared` are the names of those whose prompts are computed in full.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.priorities: dict[str, int] = {}
+        self.unshared: set[str] = set()
+
+    def forget(self, name: str) -> None:
+        """A sequence is over, known or not."""
+        self.priorities.pop(name, None)
+        self.unshared.discard(name)
 
     def _process_candidates(
         self,
@@ -94,6 +101,14 @@ class SharedPrefillScheduler(FIFOScheduler):
             rounds.take([mine[index] for index in others], rounds.tokens)
         self.starved_requests = rounds.starved
         return rounds.result(token_budget, cache_budget)
+
+    def _infer_request_tokens(
+        self, state: RequestState, request_ids_to_remove_from_waiting: set[str]
+    ) -> list[int]:
+        """Without a look for a prefix that others have computed, where there shall be none."""
+        if state.request_id in self.unshared and state.status == RequestStatus.PENDING:
+            return state.remaining_prefill_tokens
+        return super()._infer_request_tokens(state, request_ids_to_remove_from_waiting)
 
     def _priority(self, state: RequestState) -> int:
         return self.priorities[state.request_id]

@@ -105,7 +105,9 @@ class LeapingSimulation(Simulation):
         rows = len(self._running)
         if rows > self._max_batch_tokens:
             return 1
-        most = (self._settings.kv_tokens - self._kv_held) // rows
+        settings = self._settings
+        memory = min(settings.kv_tokens, settings.fails_above_tokens or settings.kv_tokens)
+        most = (memory - self._kv_held) // rows
         for row in self._running.values():
             if row.need:
                 return 1

@@ -138,6 +138,11 @@ class Simulation:
             self._give_back([youngest], "out_of_memory", detail="no KV left for any sequence")
             plan, stalled = self._plan()
         sample = self._sample(plan) if plan else None
+        if self._fails(plan):
+            # The step was worth nothing, but it took its time.
+            assert sample is not None
+            stall_s += sample.duration_s
+            plan, stalled, sample = [], [], None
         tokens, finished = self._advance(plan)
         report = Report(
             epoch=self._epoch,
@@ -167,6 +172,17 @@ class Simulation:
                 self._give_back(everybody, "error", detail="told to fail")
         self._faults.clear()
         return stall_s
+
+    def _fails(self, plan: Plan) -> bool:
+        """Whether the step runs out of memory, and with it everything that there is."""
+        bound = self._settings.fails_above_tokens
+        held = self._kv_held + sum(count for _, count in plan)
+        if not bound or held <= bound:
+            return False
+        everybody = [*self._running.values(), *self._waiting.values()]
+        detail = f"{held} tokens do not fit into the {bound} that there really are"
+        self._give_back(everybody, "out_of_memory", detail=detail)
+        return True
 
     def _give_back(
         self, rows: Iterable[Row], reason: Literal["error", "out_of_memory"], *, detail: str

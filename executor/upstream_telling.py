@@ -131,7 +131,7 @@ class Telling:
             if talk.knows_prompt and not talk.told_prompt:
                 talk.told_prompt = True
                 self._prompts.append(PromptLength(key.request_id, key.attempt, talk.prompt))
-            tokens.append(Tokens(key.request_id, key.attempt, talk.told, [0] * count, said))
+            tokens.append(Tokens(key.request_id, key.attempt, talk.told, [0] * count, said=said))
             if count:
                 prompt = 0 if talk.told else talk.prompt
                 arrivals.append(Arrival(key, count, talk.prompt + talk.told, prompt))

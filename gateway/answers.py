@@ -43,12 +43,14 @@ class Usage(msgspec.Struct):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One completion that is done. `finish_reason` is "stop" or "length", or what an engine says
-    that made the choice by itself: then `fields` are all of it but its index."""
+    """One completion that is done. `finish_reason` is "stop" or "length"; `logprobs` as the API has
+    them, where they were asked for. Of an engine that made the choice by itself, `fields` are all
+    of it but its index."""
 
     index: int
     text: str
     finish_reason: str
+    logprobs: dict[str, Any] | None = None
     fields: dict[str, Any] | None = None
 
 
@@ -99,12 +101,19 @@ class Chunks:
         """An event with a choice that an engine wrote, as it is but for its index."""
         return self._head + encode([{**choice, "index": self._index}]) + self._tail
 
+    def annotated(self, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        """An event with more text, perhaps none, and what is told of its tokens."""
+        content = {"delta": {"content": text}} if self._kind == "chat" else {"text": text}
+        return self._choice(content, None, logprobs)
+
     def finish(self, reason: str) -> bytes:
         """The last event of the choice."""
         return self._choice({"delta": {}} if self._kind == "chat" else {"text": ""}, reason)
 
-    def _choice(self, content: dict[str, Any], reason: str | None) -> bytes:
-        choice = {"index": self._index, **content, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self, content: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
         return self._head + encode([choice]) + self._tail
 
 
@@ -141,6 +150,6 @@ def _whole_choice(kind: Kind, choice: Choice) -> dict[str, Any]:
     return {
         "index": choice.index,
         **content,
-        "logprobs": None,
+        "logprobs": choice.logprobs,
         "finish_reason": choice.finish_reason,
     }

@@ -17,6 +17,8 @@ _MAX_LOGGED_FIELDS = 1000
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+MostLikely = Annotated[int, msgspec.Meta(ge=0, le=20)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
@@ -46,8 +48,9 @@ class Body(msgspec.Struct, kw_only=True):
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    logit_bias: dict[str, float] | None = None
+    # Bounds beyond which it says no more, and within which no number overflows.
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Bias] | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     service_tier: str | None = None
     user: str | None = None
@@ -59,7 +62,7 @@ class ChatBody(Body, kw_only=True):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
-    top_logprobs: NotNegative | None = None
+    top_logprobs: MostLikely | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
@@ -71,7 +74,8 @@ class CompletionBody(Body, kw_only=True):
     """`POST /v1/completions`. A prompt is text or token ids, one or a list of them."""
 
     prompt: str | list[str | NotNegative | list[NotNegative]]
-    logprobs: bool | NotNegative | None = None
+    max_tokens: NotNegative | None = None
+    logprobs: bool | MostLikely | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: AtLeastOne | None = None

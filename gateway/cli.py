@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli_capacity import capacity
 from gateway.cli_policies import app as policies
 from gateway.complaint import fail, pairs
 from gateway.names import ForeignPackage, check_packages
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(policies, name="policies")
+app.command()(capacity)
 
 # Commands of the package above this one, which may import the gateway and is not imported by it:
 # their words are handed over as they are.

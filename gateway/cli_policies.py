@@ -90,6 +90,6 @@ def _values(given: list[str] | None) -> dict[str, Any]:
     for key, text in pairs(given, option="--parameters", example="backoff=0.8").items():
         try:
             values[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # the latter for numbers of thousands of digits
             fail(f"--parameters {key}={text}: the value is not valid YAML")
     return values

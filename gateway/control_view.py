@@ -25,6 +25,7 @@ def group_view(loop: ControlLoop, now: float) -> dict[str, Any]:
         "envelope": {
             limit: [getattr(envelope.low, limit), getattr(envelope.high, limit)] for limit in NAMES
         },
+        "memory_ceiling": _ceiling_view(loop, now),
         "tiers": {
             control.tier.name: {
                 **policy_view(control.succession.policy),
@@ -35,6 +36,15 @@ def group_view(loop: ControlLoop, now: float) -> dict[str, Any]:
         "shadows": {label: policy_view(one) for label, one in loop.shadows.by_label.items()},
         "last_decision": loop.decisions[-1].sentence() if loop.decisions else None,
     }
+
+
+def _ceiling_view(loop: ControlLoop, now: float) -> dict[str, Any] | None:
+    """What one executor may hold since memory ran out; null: it has not."""
+    known = loop.guard.ceiling.known(now)
+    if known is None:
+        return None
+    tokens, left_s = known
+    return {"tokens": int(tokens), "probed_in_s": round(left_s, 3)}
 
 
 def notes(loops: Mapping[str, ControlLoop], *, abandoned: int) -> Iterator[str]:

@@ -171,10 +171,13 @@ class Dispatcher:
             self._log.warning("executor warns", executor=name, warning=report.warning)
         sinks = self._sinks
         # Ends are told by the next pump: one that finished here has all of its text by then.
-        for request, ids in self.batcher.on_report(name, incarnation, report, now):
+        for request, ids, logprobs in self.batcher.on_report(name, incarnation, report, now):
             if (sink := sinks.get(request.id)) is not None:
                 try:
-                    sink.on_tokens(ids, now)
+                    if logprobs is None:
+                        sink.on_tokens(ids, now)
+                    else:
+                        sink.on_tokens(ids, now, logprobs)
                 except Exception:
                     self._give_up_sink(request, sink)
         if self.batcher.has_news():

@@ -66,7 +66,8 @@ def forward(body: Body, raw: bytes, *, capacity: Capacity, guess: Guess) -> Forw
         length = guess.tokens(chars) if known is None else known
         # A guess turns nobody away: the engine counts for itself.
         length = min(length, max(1, window - (wanted or 1)))
-        made.prompts.append((range(length), min(wanted or window, max(1, window - length))))
+        new = window if wanted is None else max(1, wanted)
+        made.prompts.append((range(length), min(new, max(1, window - length))))
         made.learn.append(partial(_learn, guess, chars, known))
         for _ in range(body.n or 1):
             one = kept if prompt is None else {**kept, "prompt": prompt}

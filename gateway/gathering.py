@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from controller.errors import HeadwayError
 from controller.request import Ended, Outcome
+from executor.contract import Logprobs
 from gateway.answers import Choice, Usage
 from gateway.detokenise import Pieces
 from gateway.failures import failure_of
@@ -55,7 +56,7 @@ class WholeChoice:
         self._usage = usage
         self._ids: list[int] = []
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
         """See Sink."""
         self._ids += ids
 
@@ -91,7 +92,7 @@ class StoppingChoice:
         self._usage = usage
         self._text = ""
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
         """See Sink."""
         pieces = self._pieces
         if pieces.stopped:

@@ -103,8 +103,7 @@ class Keeper:
     def _take_up(self, loop: ControlLoop, kept: KeptGroup, *, saved_at: float) -> None:
         if (ceiling := kept.ceiling) is not None:
             left_s = remaining(ceiling, saved_at=saved_at, now=self._wall())
-            if left_s > 0:
-                loop.guard.recall_ceiling(ceiling.tokens, left_s, self._clock())
+            loop.guard.ceiling.recall(ceiling.tokens, left_s, self._clock())
         # Who configures other limits wants to begin with these, and who observes moves none.
         moves = loop.policy.name != STATIC and loop.mode == "apply"
         if moves and kept.began_with == self._begins_with:
@@ -141,7 +140,7 @@ class Keeper:
             loop = core.loops[group]
             # What somebody's hand holds for a while, nobody has learnt.
             limits = loop.limits if loop.pin is None else loop.pin.before
-            ceiling = loop.guard.ceiling(now)
+            ceiling = loop.guard.ceiling.known(now)
             groups[group] = KeptGroup(
                 limits=_limits(limits),
                 began_with=self._begins_with,

@@ -117,6 +117,8 @@ class Meter(Listener):
             executor.step_batch_size.observe(report.sample.sequences)
             executor.step_duration_s.observe(report.sample.duration_s / report.steps)
             executor.step_fill.observe(min(1.0, report.sample.sequences / seats.size_limit))
+        if report.returned:
+            executor.out_of_memory.inc(_ran_out_of_memory(report))
 
     def ended(self, ended: Ended, now: float) -> None:
         request, tier = ended.request, self.instruments.tiers[ended.request.tier]
@@ -229,6 +231,8 @@ class Meter(Listener):
             show(upstream.foreign, scrape.get("foreign"))
         for name, loop in loops.items():
             self._show_envelope(name, loop.guard)
+            known = loop.guard.ceiling.known(now)
+            show(instruments.groups[name].memory_ceiling, None if known is None else known[0])
             self._show_tiers(name, loop.limits, batcher)
         # What an executor held that is gone, nobody holds.
         used = [observer.executors[s.name].kv for s in batcher.executors.values() if s.ready]
@@ -262,6 +266,11 @@ class Meter(Listener):
         ):
             pair[0].set(low)
             pair[1].set(high)
+
+
+def _ran_out_of_memory(report: Report) -> bool:
+    """Whether something came back because memory ran out."""
+    return any(returned.reason == "out_of_memory" for returned in report.returned)
 
 
 def _lower(high: int, capacity: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +16,8 @@ _MAX_STOPS = 4
 _MAX_STOP_CHARS = 1024
 _COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 _SEED_BITS = 63
+_MAX_BIASES = 300
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 # What needs a feature, and the values beside null that ask for nothing: those are fine anywhere.
 _NEEDS: tuple[tuple[str, Feature, tuple[Any, ...]], ...] = (
@@ -36,9 +39,8 @@ _CHAT_NEEDS = (
     ("logprobs", Feature.LOGPROBS, (False,)),
     ("top_logprobs", Feature.LOGPROBS, (0,)),
 )
-_COMPLETION_NEEDS = (*_NEEDS, ("echo", Feature.ECHO, (False,)))
 _CHAT_VALUES = attrgetter(*(name for name, _, _ in _CHAT_NEEDS))
-_COMPLETION_VALUES = attrgetter(*(name for name, _, _ in _COMPLETION_NEEDS))
+_COMPLETION_VALUES = attrgetter(*(name for name, _, _ in _NEEDS))
 
 
 def check_supported(body: Body, features: frozenset[Feature]) -> None:
@@ -46,7 +48,7 @@ def check_supported(body: Body, features: frozenset[Feature]) -> None:
     if isinstance(body, ChatBody):
         needs, values = _CHAT_NEEDS, _CHAT_VALUES(body)
     else:
-        needs, values = _COMPLETION_NEEDS, _COMPLETION_VALUES(body)
+        needs, values = _NEEDS, _COMPLETION_VALUES(body)
     for value, (name, feature, neutral) in zip(values, needs, strict=True):
         if value is not None and value not in neutral and feature not in features:
             hint = ", ".join(map(repr, neutral))
@@ -57,8 +59,13 @@ def check_supported(body: Body, features: frozenset[Feature]) -> None:
         _check_completion(body, features)
 
 
-def sampling_of(body: Body, features: frozenset[Feature], *, max_new_tokens: int) -> Sampling:
-    """How tokens are chosen. Without a seed one is drawn, so that a resume continues the same."""
+def sampling_of(
+    body: Body, features: frozenset[Feature], *, max_new_tokens: int, vocabulary: int
+) -> Sampling:
+    """How tokens are chosen. Without a seed one is drawn, so that a resume continues the same.
+
+    Raises InvalidRequest.
+    """
     min_tokens = body.min_tokens or 0
     if min_tokens > max_new_tokens:
         raise InvalidRequest(
@@ -68,6 +75,7 @@ def sampling_of(body: Body, features: frozenset[Feature], *, max_new_tokens: int
     # An executor that can only take the likeliest token does that for the default of 1, too.
     temperature = 1.0 if body.temperature is None else body.temperature
     seed = random.getrandbits(_SEED_BITS) if body.seed is None else body.seed
+    logprobs = logprobs_of(body)
     return Sampling(
         temperature=temperature if Feature.TEMPERATURE in features else 0.0,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -76,7 +84,26 @@ def sampling_of(body: Body, features: frozenset[Feature], *, max_new_tokens: int
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        min_p=body.min_p or 0.0,
+        logit_bias=_biases(body.logit_bias or {}, vocabulary),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs is not None
+        and isinstance(body, CompletionBody)
+        and bool(body.echo),
     )
+
+
+def logprobs_of(body: Body) -> int | None:
+    """How many of the likeliest tokens are to be told beside each; None where none are, nor its own
+    log-probability."""
+    if isinstance(body, ChatBody):
+        return (body.top_logprobs or 0) if body.logprobs else None
+    assert isinstance(body, CompletionBody)
+    # Here 0 asks for the log-probabilities of the chosen tokens; only false and null do not.
+    return None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
 
 
 def clip_seed(seed: int) -> int:
@@ -112,6 +139,8 @@ def wanted_tokens(body: Body) -> int | None:
 
 
 def _check_chat(body: ChatBody) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs, set that to true", param="top_logprobs")
     if body.tools and body.tool_choice != "none":
         _refuse("tools", "...", 'leave it out or set tool_choice to "none"')
     if body.functions and body.function_call != "none":
@@ -122,14 +151,34 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _check_completion(body: CompletionBody, features: frozenset[Feature]) -> None:
-    # Here 0 asks for the log-probabilities of the chosen tokens; only false and null do not.
-    wanted = body.logprobs is not None and body.logprobs is not False
-    if wanted and Feature.LOGPROBS not in features:
-        _refuse("logprobs", body.logprobs, "leave it out")
+    if logprobs_of(body) is not None:
+        if Feature.LOGPROBS not in features:
+            _refuse("logprobs", body.logprobs, "leave it out")
+        if body.echo and Feature.ECHO not in features:
+            _refuse("echo", "log-probabilities of a prompt", "leave out echo or logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest(
+            "max_tokens: 0 lets no token come, which makes sense with echo only; use at least 1",
+            param="max_tokens",
+        )
     if body.suffix:
         _refuse("suffix", body.suffix, "leave it out")
     if body.best_of not in (None, 1, body.n or 1):
         _refuse("best_of", body.best_of, "leave it out or set it to n")
+
+
+def _biases(given: dict[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+    if len(given) > _MAX_BIASES:
+        raise InvalidRequest(
+            f"logit_bias: {len(given)} tokens, use up to {_MAX_BIASES}", param="logit_bias"
+        )
+    for key in given:
+        if not (_TOKEN_ID.fullmatch(key) and int(key) < vocabulary):
+            raise InvalidRequest(
+                f"logit_bias: {key[:64]!r} is no token id, they go from 0 up to {vocabulary - 1}",
+                param="logit_bias",
+            )
+    return tuple((int(key), value) for key, value in given.items())
 
 
 def _refuse(name: str, value: Any, remedy: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from controller.request import Ended, Outcome
-from executor.contract import Said
+from executor.contract import Logprobs, Said
 from gateway.answers import Choice, Chunks, Kind, Usage
 from gateway.failures import failure_of
 from gateway.gathering import Gathering
@@ -67,7 +67,7 @@ class PassedStream:
         self._late: list[bytes] = []
         self._late_bytes = 0
 
-    def on_tokens(self, ids: list[Said], now: float) -> None:
+    def on_tokens(self, ids: list[Said], now: float, logprobs: Logprobs | None = None) -> None:
         """See Sink."""
         events = b""
         for said in ids:
@@ -120,7 +120,7 @@ class PassedWhole:
         self._account = account
         self._said: list[dict[str, msgspec.Raw]] = []
 
-    def on_tokens(self, ids: list[Said], now: float) -> None:
+    def on_tokens(self, ids: list[Said], now: float, logprobs: Logprobs | None = None) -> None:
         """See Sink."""
         for said in ids:
             if said.begins:

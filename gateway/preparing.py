@@ -23,17 +23,31 @@ _THREADS = 2
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What goes to the desk: each prompt with its number of new tokens, and how to complete it."""
+    """What goes to the desk: each prompt with its number of new tokens, and how to complete it.
+
+    `echoes` are for prompts that are part of the answer: the text that each was given as, None
+    where that were ids or more than is left of it. `is_silent`: what is generated is no part of it.
+    """
 
     language: Language
     prompts: list[tuple[list[int], int]]
     sampling: Sampling
     stops: tuple[str, ...]
     unbounded: bool
+    echoes: tuple[str | None, ...] = ()
+    is_silent: bool = False
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether there is more to tell than the text of the completion."""
+        return bool(self.echoes) or self.sampling.logprobs is not None
 
     def pieces(self) -> Pieces:
         """For the text of one completion."""
-        pieces = self.language.detokeniser()
+        return self.stopping(self.language.detokeniser())
+
+    def stopping(self, pieces: Pieces) -> Pieces:
+        """These, as far as the stop strings let them."""
         if not self.stops:
             return pieces
         return StoppingText(pieces, self.stops, min_tokens=self.sampling.min_tokens)
@@ -72,9 +86,21 @@ class Preparer:
         else:
             loop = asyncio.get_running_loop()
             prompts = await loop.run_in_executor(self._threads, _tokenise, body, language, window)
-        shortest = min(new_tokens for _, new_tokens in prompts)
-        sampling = sampling_of(body, capacity.features, max_new_tokens=shortest)
-        return Prepared(language, prompts, sampling, stops, wanted_tokens(body) is None)
+        sampling = sampling_of(
+            body,
+            capacity.features,
+            max_new_tokens=min(new_tokens for _, new_tokens in prompts),
+            vocabulary=language.vocabulary,
+        )
+        return Prepared(
+            language,
+            prompts,
+            sampling,
+            stops,
+            unbounded=wanted_tokens(body) is None,
+            echoes=_echoes(body, language),
+            is_silent=wanted_tokens(body) == 0,
+        )
 
 
 def _tokenise(body: Body, language: Language, window: int) -> list[tuple[list[int], int]]:
@@ -91,3 +117,11 @@ def _tokenise(body: Body, language: Language, window: int) -> list[tuple[list[in
         )
         for prompt in prompts_of(body, language.vocabulary)
     ]
+
+
+def _echoes(body: Body, language: Language) -> tuple[str | None, ...]:
+    if not isinstance(body, CompletionBody) or not body.echo:
+        return ()
+    is_whole = body.truncate_prompt_tokens is None
+    prompts = prompts_of(body, language.vocabulary)
+    return tuple(one if is_whole and isinstance(one, str) else None for one in prompts)

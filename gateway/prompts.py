@@ -17,10 +17,13 @@ _ROLES = (*_PLAIN_ROLES, "developer", "tool", "function")
 def fitted(prompt: list[int], body: Body, window: int) -> tuple[list[int], int]:
     """The prompt and the number of new tokens, as they fit the `window` of tokens together.
 
+    Of new tokens there is always one: where none is wanted, it is what the prompt comes back with.
     `truncate_prompt_tokens` keeps the last so many tokens of a prompt, -1 as many as fit. Raises
     ContextLengthExceeded and InvalidRequest.
     """
     keep, wanted = body.truncate_prompt_tokens, wanted_tokens(body)
+    if wanted == 0:
+        wanted = 1
     if keep == 0:
         raise InvalidRequest(
             "truncate_prompt_tokens: keep at least 1 token, or -1 for as many as fit",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import HttpVersion11, web
 
 from gateway import request_ids
+from gateway.annotated import AnnotatedChoice, AnnotatedStream
 from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
 from gateway.forwarding import Forwarded
 from gateway.gathering import Gathering, StoppingChoice, WholeChoice
@@ -17,6 +18,7 @@ from gateway.preparing import Prepared
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
 from gateway.streams import Channel, StreamedChoice
+from gateway.transcript import Transcript
 
 if TYPE_CHECKING:
     from gateway.contract import Sink
@@ -42,6 +44,7 @@ class WholeResponder:
         self._heading = heading
         self._siblings = siblings
         self._usage = usage
+        self._choices = choices
         self._gathering = Gathering(siblings, choices)
 
     def sink(self, request_id: str, index: int, prepared: Prepared | Forwarded) -> Sink:
@@ -50,6 +53,15 @@ class WholeResponder:
             account = _account(prepared, index, self._usage)
             kind = self._heading.kind
             return PassedWhole(self._gathering, index=index, kind=kind, account=account)
+        if prepared.is_annotated:
+            return AnnotatedChoice(
+                request_id,
+                self._gathering,
+                siblings=self._siblings,
+                index=index,
+                transcript=_transcript(self._heading, prepared, index, choices=self._choices),
+                usage=self._usage,
+            )
         if not prepared.stops:
             return WholeChoice(
                 self._gathering, index=index, decode=prepared.language.decode, usage=self._usage
@@ -92,6 +104,7 @@ class StreamResponder:
         self._heading = heading
         self._siblings = siblings
         self._usage = usage
+        self._choices = choices
         self._include_usage = include_usage
         self._patience_s = settings.slow_reader_after_s
         self._request_id = request_id
@@ -109,6 +122,15 @@ class StreamResponder:
         if isinstance(prepared, Forwarded):
             account = _account(prepared, index, self._usage)
             return PassedStream(self._channel, chunks=chunks, account=account)
+        if prepared.is_annotated:
+            return AnnotatedStream(
+                request_id,
+                self._channel,
+                siblings=self._siblings,
+                chunks=chunks,
+                transcript=_transcript(self._heading, prepared, index, choices=self._choices),
+                usage=self._usage,
+            )
         return StreamedChoice(
             request_id,
             self._channel,
@@ -161,6 +183,11 @@ def _account(forwarded: Forwarded, index: int, usage: Usage) -> Account:
     each = len(forwarded.asks) // len(forwarded.prompts)
     learn = forwarded.learn[index // each]
     return Account(usage, learn, first=index % each == 0, alone=len(forwarded.asks) == 1)
+
+
+def _transcript(heading: Heading, prepared: Prepared, index: int, *, choices: int) -> Transcript:
+    """That of choice `index`: all prompts have as many."""
+    return Transcript(heading.kind, prepared, index * len(prepared.prompts) // choices)
 
 
 def _farewell(heading: Heading, usage: Usage | None) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from controller.errors import HeadwayError
 from controller.request import Ended, Outcome
+from executor.contract import Logprobs
 from gateway.answers import KEEP_ALIVE, Chunks, Usage, error_event
 from gateway.detokenise import Pieces
 from gateway.failures import error_object, failure_of
@@ -178,7 +179,7 @@ class StreamedChoice:
         self._begun = False
         self._late = ""
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
         """See Sink."""
         pieces = self._pieces
         if pieces.stopped:

@@ -11,6 +11,7 @@ from controller.errors import InvalidRequest
 from executor.contract import TextModel
 from gateway.detokenise import ByteDetokeniser, Pieces, TokenDetokeniser
 from gateway.template import ChatTemplate
+from gateway.token_texts import ByteSpelling, TokenTexts, VocabularySpelling
 
 # Spoken by the simulated executor, which has no template of its own.
 _BYTES_TEMPLATE = (
@@ -39,6 +40,9 @@ class Language(Protocol):
     def detokeniser(self) -> Pieces:
         """A fresh one, for the tokens of one completion as they come."""
 
+    def token_texts(self) -> TokenTexts:
+        """Its tokens, one by one."""
+
 
 class TokenLanguage:
     """A model with a `tokenizer.json`."""
@@ -59,6 +63,7 @@ class TokenLanguage:
             if model.chat_template is None
             else ChatTemplate(model.chat_template, model.special_tokens)
         )
+        self._texts = TokenTexts(VocabularySpelling(self._tokenizer, model.tokenizer_json))
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -85,6 +90,10 @@ class TokenLanguage:
         """See Language."""
         return TokenDetokeniser(self._tokenizer, self._special)
 
+    def token_texts(self) -> TokenTexts:
+        """See Language."""
+        return self._texts
+
 
 class ByteLanguage:
     """One token a UTF-8 byte; ids from 256 on have no text."""
@@ -93,6 +102,7 @@ class ByteLanguage:
 
     def __init__(self, model: TextModel) -> None:
         self._template = ChatTemplate(model.chat_template or _BYTES_TEMPLATE, model.special_tokens)
+        self._texts = TokenTexts(ByteSpelling())
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """See Language."""
@@ -109,6 +119,10 @@ class ByteLanguage:
     def detokeniser(self) -> Pieces:
         """See Language."""
         return ByteDetokeniser()
+
+    def token_texts(self) -> TokenTexts:
+        """See Language."""
+        return self._texts
 
 
 class Languages:

@@ -184,6 +184,9 @@ class Instruments:
         held = self._gauge("kv_tokens", "Tokens of KV that requests hold.", "executor")
         ready = self._gauge("executor_ready", "1 while the executor can take work.", "executor")
         restarts = self._counter("worker_restarts", "Restarts of the worker.", "executor")
+        out_of_memory = self._counter(
+            "out_of_memory", "Steps that gave something back because memory ran out.", "executor"
+        )
         utilization = self._gauge(
             "device_utilization_ratio",
             "How busy the device is, by who says so. NaN: not this source.",
@@ -204,6 +207,7 @@ class Instruments:
                 kv_tokens=held.labels(name),
                 ready=ready.labels(name),
                 restarts=restarts.labels(name),
+                out_of_memory=out_of_memory.labels(name),
                 running={tier: running.labels(name, tier) for tier in tiers},
                 utilization={source: utilization.labels(name, source) for source in _SOURCES},
             )
@@ -254,6 +258,11 @@ class Instruments:
         tokens = self._gauge("limit_batch_tokens", "Tokens in one step.", "group")
         wait = self._gauge("limit_wait_seconds", "Longest hold for company.", "group")
         epoch = self._gauge("limits_epoch", "Number of the limits in force.", "group")
+        ceiling = self._gauge(
+            "memory_ceiling_tokens",
+            "Tokens that one executor may hold since memory ran out. NaN: it has not.",
+            "group",
+        )
         ranges = [
             self._gauge(f"envelope_{name}", f"Hard range of {name}.", "group", "bound")
             for name in ("batch_size", "batch_tokens", "wait_seconds")
@@ -282,6 +291,7 @@ class Instruments:
                 envelope_batch_tokens=pairs[1],
                 envelope_wait_s=pairs[2],
                 epoch=epoch.labels(group),
+                memory_ceiling=ceiling.labels(group),
                 judged_batch_size=judged[0].labels(group),
                 judged_batch_tokens=judged[1].labels(group),
                 judged_wait_s=judged[2].labels(group),
@@ -293,6 +303,7 @@ class Instruments:
                     for tier in tiers
                 },
             )
+            show(self.groups[group].memory_ceiling, None)
 
     def _build_control(
         self, policies: Sequence[str], decisions: Sequence[str], guards: Sequence[str]

@@ -55,6 +55,7 @@ class ExecutorInstruments:
     kv_tokens: Gauge
     ready: Gauge
     restarts: Count
+    out_of_memory: Count
     running: Mapping[str, Gauge]
     utilization: Mapping[Source, Gauge]
 
@@ -79,6 +80,7 @@ class GroupInstruments:
     envelope_batch_tokens: tuple[Gauge, Gauge]
     envelope_wait_s: tuple[Gauge, Gauge]
     epoch: Gauge
+    memory_ceiling: Gauge
     judged_batch_size: Gauge
     judged_batch_tokens: Gauge
     judged_wait_s: Gauge

@@ -11,8 +11,8 @@ import math
 import struct
 import sys
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import NormalDist
@@ -78,6 +78,16 @@ class Histogram:
         self.samples += 1
         self.total += value
 
+    @classmethod
+    def of(cls, parts: Sequence[Histogram]) -> Histogram:
+        """Everything that these counted."""
+        merged = cls()
+        # In one go: a tick merges hundreds, and a call for each took longer than the additions.
+        merged._packed = sum([part.packed for part in parts])
+        merged.samples = sum([part.samples for part in parts])
+        merged.total = sum([part.total for part in parts], 0.0)
+        return merged
+
     def merge(self, other: Histogram) -> None:
         """Count everything that `other` counted, too."""
         self._packed = self.packed + other.packed
@@ -124,6 +134,10 @@ class Slots(Generic[S]):
         self._resolution_s = resolution_s
         self._kept = math.ceil(horizon_s / resolution_s) + 1
         self._slots: dict[tuple[int, int], S] = {}
+        # The same, oldest first: where a slot begins, its epoch, and itself.
+        self._starts: list[int] = []
+        self._epochs: list[int] = []
+        self._in_order: list[S] = []
         # The slot asked for last: nearly always the one that is asked for next.
         self._index, self._epoch = -1, -1
         self._last: S
@@ -134,21 +148,31 @@ class Slots(Generic[S]):
         if index != self._index or epoch != self._epoch:
             slot = self._slots.get((index, epoch))
             if slot is None:
-                # Time does not run backwards, so the oldest slots are those that came first.
-                while self._slots and (old := next(iter(self._slots)))[0] <= index - self._kept:
-                    del self._slots[old]
+                self._forget(index - self._kept)
                 slot = self._slots[index, epoch] = self._make()
+                self._starts.append(index)
+                self._epochs.append(epoch)
+                self._in_order.append(slot)
             self._index, self._epoch, self._last = index, epoch, slot
         return self._last
 
-    def since(self, since: float, epoch: int | None) -> Iterator[S]:
+    def since(self, since: float, epoch: int | None) -> list[S]:
         """Slots that reach beyond `since`, newest first, of this epoch or of any."""
-        first = math.floor(since / self._resolution_s)
-        for (index, of_epoch), slot in reversed(self._slots.items()):
-            if index < first:
-                return
-            if epoch is None or epoch == of_epoch:
-                yield slot
+        # Time does not run backwards, so slots come in the order of their starts.
+        first = bisect_left(self._starts, math.floor(since / self._resolution_s))
+        slots, epochs = self._in_order[first:], self._epochs[first:]
+        slots.reverse()
+        if epoch is None or epochs.count(epoch) == len(epochs):
+            return slots
+        epochs.reverse()
+        return [slot for slot, of_epoch in zip(slots, epochs, strict=True) if of_epoch == epoch]
+
+    def _forget(self, until: int) -> None:
+        """Let go of slots that begin there or before."""
+        old = bisect_right(self._starts, until)
+        for key in zip(self._starts[:old], self._epochs[:old], strict=True):
+            del self._slots[key]
+        del self._starts[:old], self._epochs[:old], self._in_order[:old]
 
 
 class Window:
@@ -168,10 +192,7 @@ class Window:
 
     def since(self, since: float, *, epoch: int | None = None) -> Histogram:
         """All samples since this instant, of one epoch or of any."""
-        merged = Histogram()
-        for slot in self._slots.since(since, epoch):
-            merged.merge(slot)
-        return merged
+        return Histogram.of(self._slots.since(since, epoch))
 
     def last(
         self,

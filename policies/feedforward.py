@@ -16,6 +16,8 @@ from policies.costs import Cost, Lengths, batch_cost, step_cost
 MOST_ROWS = 65_536
 # Of what a batch size could serve, arrivals that come in bursts leave about so much to be used.
 _USABLE = 0.7
+# Where no size lets more than this part begin in time there is nothing to win by small batches.
+_HOPELESS = 0.1
 # Sizes that come so close to the best are as good.
 _AS_GOOD = 0.97
 
@@ -85,8 +87,9 @@ def batch_size(
     that of all requests, those without such a target included.
 
     Who comes finds a batch under way, waits for what is left of it (uniform), then for the prefill
-    of its own. None: no tier can wait for a whole batch of one before its own begins, so that
-    whoever waits is better off in the next batch than in the one after it.
+    of its own. None: no tier can wait for a whole batch of one before its own begins, or hardly
+    anybody who comes would begin in time with any size, so that whoever waits is better off in the
+    next batch than in the one after it.
     *Ours*; the batch time linear in its size is Clipper's (Crankshaw et al., NSDI 2017).
     """
     if not any(times.whole.of(1) + times.begun.of(1) <= one.ttft_s for one in demands):
@@ -100,6 +103,9 @@ def batch_size(
         return in_time * min(1.0, _USABLE * size / whole_s / rate) if rate > 0 else in_time
 
     by_size = [met(size) for size in range(1, most + 1)]
-    enough = _AS_GOOD * max(by_size)
+    best = max(by_size)
+    if best < _HOPELESS * sum(one.rate for one in demands):
+        return None
+    enough = _AS_GOOD * best
     # Of sizes that are as good the largest: bursts need it.
     return max(size for size, value in enumerate(by_size, 1) if value >= enough)

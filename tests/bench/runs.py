@@ -11,6 +11,7 @@ from bench.simulator import Rules, Simulator
 from controller.config_control import ControlConfig, EnvelopeConfig, LimitsConfig, PolicyConfig
 from controller.core import build_core
 from controller.hold import HoldRule
+from controller.listener import Listener
 from controller.tiers import Tier
 from executor.contract import SimulatedSettings
 from policies.contract import Limits, Proposal, Signals
@@ -47,6 +48,7 @@ def run(
     hold: HoldRule = "fixed",
     rules: Rules | None = None,
     seed: int = 1,
+    listeners: Sequence[Listener] = (),
 ) -> tuple[Journal, Simulator]:
     """Play a workload on executors of one kind; answers what was written down, and the run."""
     journal = Journal()
@@ -58,7 +60,7 @@ def run(
             max_batch_size=(1, 4096), max_batch_tokens=(1, 65536), wait_timeout=(0.0, 10.0)
         ),
         control=ControlConfig(policy=PolicyConfig(type=policy), hold=hold),
-        listeners=(journal,),
+        listeners=(journal, *listeners),
         started=0.0,
         stopwatch=lambda: 0.0,
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def test_no_run_is_played_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = run_all([case(1), case(2)], cache, jobs=1, progress=ignore)
     assert played == [1, 2]
     assert again[0] == first[0]
+    # Nor within one call, whatever its limits are called.
+    named = replace(case(3), contender=replace(case(3).contender, label="best static"))
+    told = run_all([case(3), case(1), named], cache, jobs=1, progress=ignore)
+    assert played == [1, 2, 3]
+    assert told[0] == told[2] != told[1]
 
 
 def test_what_a_run_depends_on_is_in_its_identity() -> None:

@@ -212,7 +212,7 @@ class Stage:
         )
         for name in (*finished, *returned, *(key.request_id for key in released)):
             here.pop(name, None)
-        return streamed
+        return [(request, ids) for request, ids, _ in streamed]
 
     def acknowledge(self, executor: str = "e") -> list[str]:
         """The executor lets go whatever it was told to release; answers the ids."""

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from controller.batcher import Streamed
 from controller.errors import ContextLengthExceeded, Draining, NotReady, QueueFull
 from controller.plan import Why
 from controller.request import Outcome, Request
 from controller.tiers import Tier
-from executor.contract import Key
+from executor.contract import Key, Logprobs, Report, StepSample, TokenLogprob, Tokens
 from policies.contract import Limits, TierLimits
 from tests.controller.stage import PAID, Stage, capacity
 
@@ -246,6 +247,25 @@ class TestReports:
         assert stage.report(tokens=[("r0", 0, [5])]) == []
         assert request.tokens == [5, 6, 7]
 
+    def test_log_probabilities_go_with_their_tokens_and_neither_comes_twice(self) -> None:
+        stage = Stage.build()
+        request = stage.arrive()
+        stage.poll(0.0)
+        told = [TokenLogprob(-1.0), TokenLogprob(-2.0), TokenLogprob(-3.0)]
+
+        def report(index: int, ids: list[int], logprobs: Logprobs | None) -> list[Streamed]:
+            tokens = [Tokens("r0", 1, index, ids, logprobs=logprobs)]
+            return stage.batcher.on_report("e", 1, Report(epoch=0, tokens=tokens), stage.now)
+
+        first = Logprobs(told[:2], [TokenLogprob(-9.0)])
+        assert report(0, [5, 6], first) == [(request, [5, 6], first)]
+        # Of what overlaps only the rest is new, and no prompt comes with that.
+        assert report(0, [5, 6, 7], Logprobs(told, first.prompt)) == [
+            (request, [7], Logprobs(told[2:]))
+        ]
+        assert report(0, [5], Logprobs(told[:1], first.prompt)) == []
+        assert report(3, [8], None) == [(request, [8], None)]
+
     def test_a_hole_in_the_tokens_fails_the_request(self) -> None:
         stage = Stage.build()
         request = stage.arrive()
@@ -374,9 +394,15 @@ class TestLoss:
     def test_who_only_had_no_place_in_memory_beside_others_is_not_to_blame(self) -> None:
         stage = Stage.build(size=2)
         arrivals(stage, 2)
-        for _ in range(5):
+        for held in (100, 200, 300, 400, 500):
             stage.poll()
-            stage.report(returned=["r1"], why="out_of_memory")
+            assert stage.ids()[-1] == "r1"
+            alone = StepSample(0.02, 1, 1, 9, 0, 0)
+            stage.report(returned=["r1"], why="out_of_memory", sample=alone)
+            stage.poll()
+            assert stage.ids() == ["r0"]
+            # The other one grows beyond what failed, so it failed for something else.
+            stage.report(sample=StepSample(0.02, 1, 1, held - 1, 0, 0))
         stage.poll()
         stage.report(tokens=[("r1", 0, [1] * 10)], finished=["r1"])
         stage.poll()

@@ -68,6 +68,14 @@ def test_the_defaults_contradict_nothing() -> None:
             "max_batch_size, 64: each needs at least one",
         ),
         (
+            {"executors": [{"kind": "continuous", "num_blocks": 400, "kv_memory": "1GiB"}]},
+            "executors.0.kv_memory: is given beside num_blocks: one of them says how large KV is",
+        ),
+        (
+            {"executors": [{"kind": "continuous", "kv_fraction": 0.5, "kv_memory": "1GiB"}]},
+            "executors.0.kv_fraction: is given beside kv_memory: one of them says how large KV is",
+        ),
+        (
             {"executors": [{"kind": "simulated", "kv_tokens": 40}]},
             "executors.0.kv_tokens: 40 tokens of KV hold fewer sequences than the high of "
             "max_batch_size, 64: each needs at least one",

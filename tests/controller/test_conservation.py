@@ -75,7 +75,8 @@ class Conservation(RuleBasedStateMachine):
 
     def report(self, name: str, report: Report) -> None:
         incarnation = self.stage.incarnation[name]
-        for request, ids in self.stage.batcher.on_report(name, incarnation, report, self.stage.now):
+        now = self.stage.now
+        for request, ids, _ in self.stage.batcher.on_report(name, incarnation, report, now):
             self.streamed.setdefault(request.id, []).extend(ids)
         self.stale = [*self.stale[-5:], (name, incarnation, report)]
 

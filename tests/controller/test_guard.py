@@ -215,13 +215,16 @@ def test_swinging_to_and_fro_halves_the_gain() -> None:
 
 def test_after_running_out_of_memory_tokens_stay_below_what_failed_for_ten_minutes() -> None:
     held = guard()
-    held.out_of_memory(1000, NOW)
+    held.ceiling.ran_out(1000, None, NOW)
     judged = held.judge(CURRENT, CURRENT, signals(), NOW)
     # 800 tokens, at 100 of context a sequence: 8 sequences.
     assert judged.limits == Limits(8, 800, 0.010)
     assert {note.code for note in judged.notes} == {Code.OUT_OF_MEMORY}
-    later = held.judge(CURRENT, CURRENT, signals(), NOW + 600.0)
-    assert later.limits == CURRENT
+    assert held.judge(CURRENT, CURRENT, signals(), NOW + 599.0).limits == judged.limits
+    # Then it rises by a twentieth a minute: 840, and 1302 tokens after another nine.
+    assert held.judge(CURRENT, CURRENT, signals(), NOW + 600.0).limits == Limits(8, 840, 0.010)
+    later = held.judge(CURRENT, CURRENT, signals(), NOW + 1140.0)
+    assert later.limits == Limits(13, 1024, 0.010)
 
 
 def test_limits_set_by_hand_pass_no_gate_but_stay_in_the_envelope() -> None:

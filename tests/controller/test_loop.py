@@ -8,6 +8,7 @@ import pytest
 from controller.asking import Named
 from controller.gates import Code
 from controller.signals import Device
+from executor.contract import StepSample
 from policies.contract import Cause, Limits, Passed, Proposal, Shape, Signals, TierLimits
 from tests.controller.loop_rig import Rig, Scripted, broken, more, to
 
@@ -31,6 +32,18 @@ class TestSignals:
         request = rig.stage.arrive()
         rig.stage.poll()
         assert request.times.dispatched == rig.stage.now
+
+    def test_what_was_measured_before_ready_is_known_to_the_step_model_and_to_no_window(
+        self,
+    ) -> None:
+        rig = Rig.build()
+        steps = [StepSample(0.02 + 0.001 * n, n, n, 64 * n, 0, 0) for n in (1, 2, 4, 8, 16)]
+        rig.observer.warmed_up("e", steps)
+        signals = rig.tick()
+        assert signals.model is not None
+        assert signals.model.predict(8, 512) == pytest.approx(0.028, rel=0.05)
+        executor = signals.executors[0]
+        assert (signals.age_s, executor.steps, executor.step_time) == (None, 0, None)
 
     def test_the_time_of_day_comes_with_the_signals(self) -> None:
         rig = Rig.build()

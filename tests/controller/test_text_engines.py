@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
+from controller.batcher import Streamed
 from controller.request import Outcome, Request
 from controller.tiers import Targets, Tier
 from executor.contract import Ask, PromptLength, Refusal, Report, Returned, Said, StepSample, Tokens
@@ -28,17 +29,15 @@ def arrive(stage: Stage, tier: str = "paid", *, unseen: bool = False, new: int =
     return request
 
 
-def report(
-    stage: Stage, executor: str = "e", **fields: object
-) -> list[tuple[Request, list[object]]]:
+def report(stage: Stage, executor: str = "e", **fields: object) -> list[Streamed]:
     message = Report(epoch=0, **fields)  # type: ignore[arg-type]  # fields of Report by name
     return stage.batcher.on_report(executor, stage.incarnation[executor], message, stage.now)
 
 
 def say(stage: Stage, request: Request, *, executor: str = "e") -> None:
     index = len(request.tokens)
-    tokens = Tokens(request.id, request.attempt, index, [0], [WORD])
-    assert report(stage, executor, tokens=[tokens]) == [(request, [WORD])]
+    tokens = Tokens(request.id, request.attempt, index, [0], said=[WORD])
+    assert report(stage, executor, tokens=[tokens]) == [(request, [WORD], None)]
 
 
 def give_back(stage: Stage, request: Request, back: Returned) -> None:
@@ -65,11 +64,11 @@ def test_what_counts_no_token_is_told_all_the_same() -> None:
     request = arrive(it)
     it.poll()
     say(it, request)
-    last = Tokens(request.id, 1, 1, [], [WORD])
-    assert report(it, tokens=[last]) == [(request, [WORD])]
+    last = Tokens(request.id, 1, 1, [], said=[WORD])
+    assert report(it, tokens=[last]) == [(request, [WORD], None)]
     assert request.tokens == [0]
     # With a hole before it, it is nobody's.
-    lost = Tokens(request.id, 1, 5, [], [WORD])
+    lost = Tokens(request.id, 1, 5, [], said=[WORD])
     assert report(it, tokens=[lost]) == []
     it.poll()
     assert it.outcome(request) == (Outcome.FAILED, "tokens_missing")

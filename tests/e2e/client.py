@@ -108,18 +108,31 @@ class Client:
                 assert answer.ended == "error", "a connection was cut without an error frame"
             return answer
 
-    async def until(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    async def until(
+        self,
+        condition: Callable[[dict[str, Any]], bool],
+        what: str,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[str, Any]:
         """Ask for the state until it is as wanted; fails naming `what` was waited for."""
-        return await until(self.state, condition, what)
+        return await until(self.state, condition, what, patience_s=patience_s)
 
-    async def ready(self) -> dict[str, Any]:
+    async def ready(self, *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Wait until it can do work; answers the state."""
-        return await self.until(lambda state: bool(state["ready"]), "an executor that is ready")
+        what = "an executor that is ready"
+        return await self.until(lambda state: bool(state["ready"]), what, patience_s=patience_s)
 
 
-async def until(ask: Callable[[], Awaitable[T]], condition: Callable[[T], bool], what: str) -> T:
+async def until(
+    ask: Callable[[], Awaitable[T]],
+    condition: Callable[[T], bool],
+    what: str,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> T:
     """Ask again and again until the answer is as wanted; fails naming `what` was waited for."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         answer = await ask()
         if condition(answer):

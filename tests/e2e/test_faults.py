@@ -57,6 +57,52 @@ async def test_an_executor_that_ran_out_of_memory_lowers_the_limits() -> None:
         assert moved[0]["after"]["max_batch_tokens"] < 2048
 
 
+async def test_an_executor_with_less_memory_than_it_claims_serves_everybody_all_the_same() -> None:
+    small = settings(executors=[STEADY | {"a": "5ms", "fails_above_tokens": 300}])
+    async with inside(CONFIG) as (_, client):
+        expected = await texts(await load(client))
+    async with inside(small) as (_, client):
+        assert (await client.state())["groups"]["default"]["memory_ceiling"] is None
+        tasks = [
+            asyncio.create_task(client.ask(tokens=40, seed=seed, stream=seed % 2 == 0))
+            for seed in range(20)
+        ]
+        assert await texts(tasks) == expected
+        known = (await client.state())["groups"]["default"]["memory_ceiling"]
+        # Four fifths of what failed: more than 300 tokens, and hardly more than all could hold.
+        assert 240 <= known["tokens"] <= 300
+        assert 500 < known["probed_in_s"] <= 600
+        samples = await client.metrics()
+        group = frozenset({("group", "default")})
+        assert samples["headway_memory_ceiling_tokens", group] == pytest.approx(
+            known["tokens"], abs=1.0
+        )
+        failures = samples["headway_out_of_memory_total", frozenset({("executor", "main")})]
+        assert 1 <= failures <= 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_can_never_fit_into_memory_is_a_real_400_with_the_number_of_tokens(
+    stream: bool,
+) -> None:
+    small = settings(executors=[STEADY | {"a": "2ms", "fails_above_tokens": 300}])
+    async with inside(small) as (_, client):
+        others = [asyncio.create_task(client.ask(tokens=20, seed=seed)) for seed in range(4)]
+        giant = await client.ask("x" * 400, tokens=5, stream=stream)
+        assert (giant.status, giant.error["code"]) == (400, "context_length_exceeded")
+        assert giant.error["message"].startswith(
+            "memory ran out 2 times for this request alone, which has 400 tokens"
+        )
+        assert [(await other).ended for other in others] == ["done"] * 4
+        state = await client.state()
+        assert conserved(state)
+        assert (state["requests"]["failed"], state["requests"]["finished"]) == (1, 4)
+        # The next one need not fail first.
+        again = await client.ask("x" * 400, tokens=5, stream=stream)
+        assert (again.status, again.error["code"]) == (400, "context_length_exceeded")
+        assert (await client.state())["requests"]["failed"] == 1
+
+
 async def test_a_stall_longer_than_allowed_restarts_the_worker_and_loses_nothing() -> None:
     async with inside(CONFIG) as (parts, client):
         expected = await texts(await load(client))

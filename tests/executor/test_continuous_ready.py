@@ -19,15 +19,7 @@ def test_ready_tells_the_capacity_and_what_the_warm_up_measured(tiny_folder: Pat
     assert (capacity.model, capacity.device, capacity.max_seqs) == ("tiny", "cpu", 4)
     assert (capacity.kv_tokens, capacity.max_context_tokens) == (1600, 1024)
     assert capacity.eos_token_ids == (2,)
-    assert capacity.features == {
-        Feature.TEMPERATURE,
-        Feature.TOP_P,
-        Feature.TOP_K,
-        Feature.SEED,
-        Feature.MIN_TOKENS,
-        Feature.IGNORE_EOS,
-        Feature.STOP_TOKEN_IDS,
-    }
+    assert capacity.features == set(Feature)
     # Four sequences of 512 tokens would not fit, eight sequences are not allowed.
     assert [contents(sample) for sample in ready.warmup] == [
         (1, 1, 64, 0),

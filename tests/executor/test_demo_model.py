@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from executor import demo_model
-from executor.demo_model import FOLDER, DemoModelError, ensure
+from executor import demo_folder, demo_model
+from executor.demo_folder import FOLDER
+from executor.demo_model import DemoModelError, ensure
 
 Convert = Callable[[Path, Path, object], None]
 
@@ -17,7 +18,7 @@ def ignore(stage: str, fraction: float | None) -> None:
 
 
 def write(path: Path, folder: Path, progress: object) -> None:
-    for name in demo_model._NEEDED:
+    for name in demo_folder._NEEDED:
         (folder / name).write_text("x")
 
 
@@ -84,9 +85,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert demo_model.cache_folder() == tmp_path / "headway"
+    assert demo_folder.cache_folder() == tmp_path / "headway"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert demo_model.cache_folder() == Path.home() / ".cache" / "headway"
+    assert demo_folder.cache_folder() == Path.home() / ".cache" / "headway"
 
 
 def test_the_folder_is_printed(

@@ -21,6 +21,7 @@ from executor.contract import (
     FromExecutor,
     Key,
     Loading,
+    Logprobs,
     Ready,
     Report,
     Returned,
@@ -30,6 +31,7 @@ from executor.contract import (
     Submit,
     TextModel,
     ToExecutor,
+    TokenLogprob,
     Tokens,
     Work,
 )
@@ -42,6 +44,7 @@ TO_EXECUTOR: list[ToExecutor] = [
     Fault("stall", 0.5),
     Stop(),
 ]
+TOLD = Logprobs([TokenLogprob(-0.5, [(3, -0.5)])], [TokenLogprob(-2.0)])
 FROM_EXECUTOR: list[FromExecutor] = [
     Loading("weights", 0.5),
     Ready(
@@ -62,7 +65,10 @@ FROM_EXECUTOR: list[FromExecutor] = [
         epoch=3,
         sample=StepSample(0.01, 2, 1, 64, 8, 64),
         kv_tokens=72,
-        tokens=[Tokens("r", 1, 0, [257])],
+        tokens=[
+            Tokens("r", 1, 0, [257]),
+            Tokens("s", 1, 0, [3], logprobs=TOLD),
+        ],
         finished=[Finished("r", 1, "length")],
         released=[Key("q", 2)],
         returned=[Returned("s", 1, "does_not_fit", "too long", True)],

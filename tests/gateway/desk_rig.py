@@ -14,6 +14,7 @@ from executor.contract import (
     Finished,
     FinishReason,
     Key,
+    Logprobs,
     Ready,
     Report,
     Sampling,
@@ -72,8 +73,8 @@ class Heard:
 
     log: list[Any] = field(default_factory=list)
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
-        self.log.append(list(ids))
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
+        self.log.append(list(ids) if logprobs is None else (list(ids), logprobs))
 
     def on_end(self, ended: Ended) -> None:
         self.log.append((ended.outcome, ended.reason))

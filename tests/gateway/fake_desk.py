@@ -10,7 +10,7 @@ from typing import Any
 from controller.errors import HeadwayError
 from controller.places import Permit
 from controller.request import Ended, Outcome, Request
-from executor.contract import Capacity, Feature, TextModel
+from executor.contract import Capacity, Feature, Logprobs, TextModel
 from gateway.contract import Sink
 from policies.contract import Limits
 
@@ -71,10 +71,10 @@ class FakeDesk:
 
     # --- what a test does -------------------------------------------------------------------
 
-    def say(self, request_id: str, ids: list[int]) -> None:
+    def say(self, request_id: str, ids: list[int], logprobs: Logprobs | None = None) -> None:
         """These tokens came."""
         self.requests[request_id].tokens += ids
-        self.sinks[request_id].on_tokens(ids, self.clock)
+        self.sinks[request_id].on_tokens(ids, self.clock, logprobs)
 
     def end(self, request_id: str, outcome: Outcome, reason: str, *, detail: str = "") -> None:
         """It is over."""

@@ -7,6 +7,7 @@ import json
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +53,13 @@ def _text(**fields: Any) -> CompletionBody:
         ({"stream": "yes"}, "stream", "expected bool, got str"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "bool"),
         ({"presence_penalty": 3}, "presence_penalty", "<= 2"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty", ">= -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", ">= 0.01"),
+        ({"min_p": 1.5}, "min_p", "<= 1"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[...]", "<= 100"),
+        ({"logit_bias": [5]}, "logit_bias", "expected object, got array"),
+        ({"top_logprobs": 21}, "top_logprobs", "<= 20"),
+        ({"logprobs": 2}, "logprobs", "expected bool, got int"),
         ({"service_tier": 1}, "service_tier", "expected str, got int"),
     ],
 )
@@ -115,7 +123,7 @@ def test_invented_field_names_do_not_fill_the_log() -> None:
 def test_a_value_that_asks_for_nothing_is_fine_on_any_executor(fields: dict[str, Any]) -> None:
     body = _chat(**fields)
     check_supported(body, frozenset())
-    assert sampling_of(body, frozenset(), max_new_tokens=1).temperature == 0.0
+    assert sampling_of(body, frozenset(), max_new_tokens=1, vocabulary=340).temperature == 0.0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], para
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True}, "echo"),
         ({"logprobs": 0}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3, "n": 2}, "best_of"),
@@ -158,6 +165,51 @@ def test_what_a_text_cannot_have_is_refused_by_name(fields: dict[str, Any], para
 def test_a_feature_of_the_executor_is_let_through() -> None:
     check_supported(_chat(min_p=0.1), EVERY_SAMPLING | {Feature.MIN_P})
     check_supported(_text(best_of=2, n=2, echo=False), EVERY_SAMPLING)
+    check_supported(_text(logprobs=3), EVERY_SAMPLING | {Feature.LOGPROBS})
+
+
+def test_the_text_of_a_prompt_can_be_had_anywhere_and_its_log_probabilities_by_a_feature() -> None:
+    check_supported(_text(echo=True, max_tokens=0), frozenset())
+    check_supported(_text(echo=True, logprobs=1), frozenset({Feature.LOGPROBS, Feature.ECHO}))
+    with pytest.raises(UnsupportedParameter, match="leave out echo or logprobs") as refused:
+        check_supported(_text(echo=True, logprobs=1), frozenset({Feature.LOGPROBS}))
+    assert refused.value.param == "echo"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (_chat(top_logprobs=3), "top_logprobs: needs logprobs, set that to true"),
+        (_chat(top_logprobs=3, logprobs=False), "top_logprobs: needs logprobs, set that to true"),
+        (
+            _text(max_tokens=0),
+            "max_tokens: 0 lets no token come, which makes sense with echo only; use at least 1",
+        ),
+    ],
+)
+def test_what_makes_sense_together_only_is_named(body: Body, told: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check_supported(body, frozenset(Feature))
+    assert str(refused.value) == told
+    assert refused.value.param == told.split(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        ({"340": 1}, "'340' is no token id, they go from 0 up to 339"),
+        ({"-1": 1}, "'-1' is no token id"),
+        ({" 5": 1}, "' 5' is no token id"),
+        ({"9" * 5000: 1}, "9' is no token id"),
+        ({str(token): 1 for token in range(301)}, "301 tokens, use up to 300"),
+    ],
+)
+def test_a_bias_for_what_is_no_token_is_refused(bias: dict[str, float], words: str) -> None:
+    body = _chat(logit_bias=bias)
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        sampling_of(body, frozenset(Feature), max_new_tokens=9, vocabulary=340)
+    assert refused.value.param == "logit_bias"
+    assert len(str(refused.value)) < 200
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "seed", "min_tokens"])
@@ -177,7 +229,7 @@ def test_sampling_is_what_the_body_says() -> None:
         ignore_eos=True,
         stop_token_ids=[5, 6],
     )
-    assert sampling_of(body, EVERY_SAMPLING, max_new_tokens=9) == Sampling(
+    assert sampling_of(body, EVERY_SAMPLING, max_new_tokens=9, vocabulary=340) == Sampling(
         temperature=0.5,
         top_p=0.9,
         top_k=40,
@@ -188,9 +240,43 @@ def test_sampling_is_what_the_body_says() -> None:
     )
 
 
+def test_penalties_bias_and_log_probabilities_are_what_the_body_says() -> None:
+    fields: dict[str, Any] = {
+        "presence_penalty": 1.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "min_p": 0.05,
+        "logit_bias": {"7": -100, "11": 2.5},
+        "seed": 1,
+    }
+    expected = Sampling(
+        temperature=1.0,
+        seed=1,
+        presence_penalty=1.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.1,
+        min_p=0.05,
+        logit_bias=((7, -100.0), (11, 2.5)),
+    )
+    told: list[tuple[Body, dict[str, Any]]] = [
+        (_chat(**fields), {}),
+        (_chat(logprobs=True, **fields), {"logprobs": 0}),
+        (_chat(logprobs=True, top_logprobs=4, **fields), {"logprobs": 4}),
+        (_text(logprobs=0, **fields), {"logprobs": 0}),
+        (_text(logprobs=True, **fields), {"logprobs": 1}),
+        (_text(logprobs=False, echo=True, **fields), {}),
+        (_text(logprobs=5, echo=True, **fields), {"logprobs": 5, "prompt_logprobs": True}),
+    ]
+    for body, more in told:
+        sampling = sampling_of(body, frozenset(Feature), max_new_tokens=9, vocabulary=340)
+        assert sampling == msgspec.structs.replace(expected, **more)
+
+
 def test_without_a_seed_each_request_gets_its_own() -> None:
     body = _chat()
-    first, second = (sampling_of(body, EVERY_SAMPLING, max_new_tokens=9) for _ in range(2))
+    first, second = (
+        sampling_of(body, EVERY_SAMPLING, max_new_tokens=9, vocabulary=340) for _ in range(2)
+    )
     assert (first.temperature, first.top_p, first.top_k) == (1.0, 1.0, 0)
     assert first.seed != second.seed
 

@@ -122,6 +122,10 @@ def test_parameters_to_test_with_are_read_as_yaml_and_checked() -> None:
     assert run("policies", "test", "aimd", "--parameters", "backoff=[")[2] == (
         "headway: --parameters backoff=[: the value is not valid YAML\n"
     )
+    digits = "9" * 5000
+    assert run("policies", "test", "aimd", "--parameters", f"backoff={digits}")[2] == (
+        f"headway: --parameters backoff={digits}: the value is not valid YAML\n"
+    )
 
 
 def test_a_policy_of_ones_own_that_is_wrong_fails_by_name_with_the_inputs(tmp_path: Path) -> None:

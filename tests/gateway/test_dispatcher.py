@@ -9,7 +9,7 @@ import pytest
 
 from controller.errors import NotReady
 from controller.request import Ended, Outcome
-from executor.contract import Key
+from executor.contract import Key, Logprobs
 from gateway.dispatcher import REMEMBERED, Dispatcher
 from tests.gateway.desk_rig import Heard, Rig
 
@@ -29,8 +29,8 @@ class Stopper(Heard):
     rig: Rig | None = None
     name: str = ""
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
-        super().on_tokens(ids, now)
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
+        super().on_tokens(ids, now, logprobs)
         assert self.rig is not None
         self.rig.desk.cancel(self.name, Outcome.FINISHED, "stop")
 
@@ -41,8 +41,8 @@ class Broken(Heard):
 
     at_end: bool = False
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
-        super().on_tokens(ids, now)
+    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
+        super().on_tokens(ids, now, logprobs)
         if not self.at_end:
             raise UnicodeError("a sink with a mistake in it")
 

@@ -225,6 +225,7 @@ LIVE: dict[str, tuple[Any, Probe, Any]] = {
     "control.guard.kv_high": (0.7, guard("kv_high"), (0.7, 0.7)),
     "control.guard.oom_keep": (0.7, guard("oom_keep"), (0.7, 0.7)),
     "control.guard.oom_probe_after": ("7s", guard("oom_probe_after"), (7.0, 7.0)),
+    "control.guard.oom_probe_step": (0.1, guard("oom_probe_step"), (0.1, 0.1)),
     "control.guard.reversals": (4, guard("reversals"), (4, 4)),
     "control.guard.reversal_moves": (
         9,
@@ -544,11 +545,11 @@ class TestWhatStays:
         sample = StepSample(0.02, 2, 2, 100, 0, 0)
         observer = rig.parts.desk._observer
         observer.warmed_up("main", [sample] * 10)
-        loop(rig).guard.out_of_memory(1000, rig.clock.now)
+        loop(rig).guard.ceiling.ran_out(1000, None, rig.clock.now)
         rig.desk.pin({"max_batch_size": 3}, 60.0)
         before = (
             observer.executors["main"].model.estimate(),
-            loop(rig).guard.ceiling(rig.clock.now),
+            loop(rig).guard.ceiling.known(rig.clock.now),
             loop(rig).pin,
             list(loop(rig).decisions),
             loop(rig).epoch,
@@ -565,7 +566,7 @@ class TestWhatStays:
         put(rig, new)
         assert before == (
             observer.executors["main"].model.estimate(),
-            loop(rig).guard.ceiling(rig.clock.now),
+            loop(rig).guard.ceiling.known(rig.clock.now),
             loop(rig).pin,
             list(loop(rig).decisions),
             loop(rig).epoch,

@@ -64,7 +64,7 @@ async def learn(rig: Rig, *, limits: Limits = MOVED) -> None:
     for _ in range(30):
         model(rig).learn(STEP)
     loop(rig).begin_again(limits)
-    loop(rig).guard.recall_ceiling(900.0, 500.0, rig.clock.now)
+    loop(rig).guard.ceiling.recall(900.0, 500.0, rig.clock.now)
 
 
 async def test_a_restart_goes_on_with_what_was_learnt(file: Path) -> None:
@@ -77,7 +77,7 @@ async def test_a_restart_goes_on_with_what_was_learnt(file: Path) -> None:
         await second.ready()
     assert model(second).estimate() == model(first).estimate()
     assert loop(second).limits == MOVED
-    tokens, left_s = loop(second).guard.ceiling(second.clock.now)
+    tokens, left_s = loop(second).guard.ceiling.known(second.clock.now)
     assert (tokens, left_s) == (900.0, pytest.approx(500.0, abs=1.0))
     (told,) = [one for one in logs if one["event"] == "state taken up"]
     assert (told["executor"], told["steps"]) == ("main", 30)
@@ -120,7 +120,7 @@ async def test_another_model_begins_anew_and_says_why(file: Path) -> None:
         await second.ready(capacity=OTHER)
     assert model(second).estimate() is None
     assert loop(second).limits == START
-    assert loop(second).guard.ceiling(second.clock.now) is None
+    assert loop(second).guard.ceiling.known(second.clock.now) is None
     assert [(one["log_level"], one["why"]) for one in logs if "why" in one] == [
         ("warning", "its model was 'm' and is 'other'")
     ]

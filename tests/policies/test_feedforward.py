@@ -127,3 +127,11 @@ def test_when_many_come_batches_are_large_enough_to_serve_them() -> None:
 def test_nobody_waits_for_a_smaller_batch_where_not_even_the_smallest_is_over_in_time() -> None:
     assert batch_size(TIMES, [Demand(1.0, 0.65)], rate=1.0, most=64) is None
     assert batch_size(TIMES, [], rate=1.0, most=64) is None
+
+
+def test_nobody_waits_for_a_smaller_batch_where_hardly_anybody_can_be_in_time() -> None:
+    # Any size lets less than 5 a second begin in time: a quarter of 20, next to nothing of 100.
+    def size(rate: float) -> int | None:
+        return batch_size(TIMES, [Demand(rate, 3.0)], rate=rate, most=64)
+
+    assert (size(20.0), size(100.0)) == (12, None)
