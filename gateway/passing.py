@@ -141,7 +141,8 @@ class PassedWhole:
         ]
         fields = whole_choice(deltas, chat=self._chat)
         reason = fields["finish_reason"] or ended.reason
-        self._gathering.put(Choice(self._index, "", reason, fields | {"finish_reason": reason}))
+        whole = fields | {"finish_reason": reason}
+        self._gathering.put(Choice(self._index, "", reason, fields=whole))
 
 
 def _closes(said: Said) -> bool:
