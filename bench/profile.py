@@ -130,6 +130,8 @@ async def measured(
 
     `mix` is what the curve by batch size is reckoned for. Raises WorkerFailed, NothingToFit.
     """
+    if config.kind == "upstream":
+        raise WorkerFailed(f"{config.name} is an engine behind HTTP: there is no worker to measure")
     begin = Begin(config.name, config.kind, config.settings())
     async with worker(
         begin,

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from controller import shortage
 from controller.admission import Admission
@@ -36,7 +37,7 @@ from policies.contract import Limits
 # Timers tell milliseconds, and who is dropped does not mind one.
 DROP_LATER_S = 0.001
 
-Streamed = tuple[Request, list[int], Logprobs | None]
+Streamed = tuple[Request, list[Any], Logprobs | None]
 
 
 class Batcher:
@@ -197,7 +198,8 @@ class Batcher:
         self, executor: str, incarnation: int, report: Report, now: float
     ) -> list[Streamed]:
         """Book what a step did; answers the tokens to stream, in the order of the report, with
-        their log-probabilities where they were asked for.
+        their log-probabilities where they were asked for; in their place what an engine that writes
+        text by itself said.
 
         A report of an earlier incarnation, or of an attempt that was given up, changes nothing.
         """
@@ -216,6 +218,9 @@ class Batcher:
             # It gives the answer a moment, so there is one, whatever it says.
             self._owed_answer.add(executor)
         streamed: list[Streamed] = []
+        for length in report.prompts:
+            if (seat := seats.find(length.request_id, length.attempt)) is not None:
+                seat.request.learn_prompt(length.tokens)
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
             if seat is not None and seat.state is not SeatState.RELEASING:
@@ -223,7 +228,12 @@ class Batcher:
                     seats.note_moved(seat)
                     seat.request.moved()
                 ids = self._advance(seat.request, tokens, now)
-                if ids:
+                # Text with a hole is nobody's.
+                if ids is None:
+                    continue
+                if tokens.said:
+                    streamed.append((seat.request, tokens.said, None))
+                elif ids:
                     told = tokens.logprobs
                     if told is not None and len(ids) < len(tokens.ids):
                         told = Logprobs(told.tokens[-len(ids) :])
@@ -316,13 +326,14 @@ class Batcher:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _advance(self, request: Request, tokens: Tokens, now: float) -> list[int]:
-        """Append what is new; what was sent before (`index` below) is not."""
+    def _advance(self, request: Request, tokens: Tokens, now: float) -> list[int] | None:
+        """Append what is new; what was sent before (`index` below) is not. None: some are missing,
+        and the request has ended."""
         known = len(request.tokens) - tokens.index
         if known < 0:
             # Text with a hole must never come to a clean end.
             self.cancel(request.id, now, Outcome.FAILED, "tokens_missing")
-            return []
+            return None
         ids = tokens.ids[known:] if known else tokens.ids
         if not ids:
             return []

@@ -84,6 +84,15 @@ def _executors(config: Config) -> Iterator[Problem]:
             for one in each_of(written)
         ),
     )
+    upstream = [executor.kind == "upstream" for executor in config.executors]
+    if any(upstream) and not all(upstream):
+        index = upstream.index(not upstream[0])
+        yield Problem(
+            ("executors", index, "kind"),
+            f"{config.executors[index].kind} cannot share queues with {config.executors[0].kind}: "
+            "an upstream takes text and all others take tokens; run two daemons",
+            (("executors", 0, "kind"),),
+        )
     kinds = {executor.group: executor.kind for executor in reversed(config.executors)}
     for index, executor in enumerate(config.executors):
         if executor.kind != kinds[executor.group]:

@@ -38,7 +38,11 @@ class Placing:
     def _able(self, seats: Sequence[ExecutorSeats], request: Request) -> list[int]:
         """Those that could hold it and at which it did not fail; where there are none, all."""
         holding = [i for i, one in enumerate(seats) if one.can_ever_hold(request)]
-        good = [i for i in holding if not self._standings.shuns(request, seats[i])]
+        good = [
+            i
+            for i in holding
+            if request.shuns != seats[i].name and not self._standings.shuns(request, seats[i])
+        ]
         return good or holding or list(range(len(seats)))
 
     def next_that_fits(

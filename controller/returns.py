@@ -23,6 +23,8 @@ from executor.contract import Report, Returned
 MAX_FAULTS = 3
 # Whatever company it had: it fails rather than go on for ever.
 MOST_FAULTS = 10
+# Where an engine says whose failure it was, it is tried once more.
+MAX_OWN_FAULTS = 2
 # Memory that runs out for a request alone may be somebody else's doing once.
 MOST_ALONE = 2
 
@@ -62,7 +64,8 @@ class Returns:
             if seat := self._leave(seats, key.request_id, key.attempt):
                 if seat.state is SeatState.RETURNING:
                     seat.request.preemptions += 1
-                    self._again(seat.request, "preempted", now, resumes=True)
+                    resumes = seats.capacity is not None and seats.capacity.can_resume
+                    self._again(seat.request, "preempted", now, resumes=resumes)
                 else:
                     # Nobody asked for this one: the executor let it go by itself.
                     back.append((seat, Returned(key.request_id, key.attempt, "error")))
@@ -102,20 +105,54 @@ class Returns:
     ) -> None:
         """An executor gave these back with one report; they have left their seats."""
         resumes = executor.capacity is not None and executor.capacity.can_resume
-        failed = [seat for seat, back in told if not back.fatal and back.reason != "preempted"]
+        failed = [
+            seat
+            for seat, back in told
+            if not back.fatal and not back.alone and back.reason != "preempted"
+        ]
         # Where others went on, it only had no place beside them.
         if executor.memory.whole:
             self._suspect(failed)
         for seat, back in told:
             request = seat.request
             if back.fatal:
-                self._book.end(request, now, Outcome.FAILED, reason=back.reason, detail=back.detail)
-            elif back.reason == "preempted":
+                self._end(request, back, now)
+            elif back.reason in ("preempted", "unavailable"):
                 self._again(request, back.reason, now, resumes=resumes)
             elif back.reason == "out_of_memory":
                 self._ran_out(executor, request, now, resumes=resumes)
+            elif back.alone:
+                self._failed_alone(executor, request, back, now, resumes=resumes)
             else:
                 self._fault(request, back.reason, now, resumes=resumes)
+
+    def _failed_alone(
+        self,
+        executor: ExecutorSeats,
+        request: Request,
+        back: Returned,
+        now: float,
+        *,
+        resumes: bool,
+    ) -> None:
+        """It is tried once more, elsewhere if there is another place, unless it has begun."""
+        request.faults += 1
+        request.shuns = executor.name
+        begun = request.tokens and not (resumes or request.unseen)
+        if request.faults >= MAX_OWN_FAULTS or begun:
+            self._end(request, back, now)
+        else:
+            self._again(request, back.reason, now, resumes=resumes)
+
+    def _end(self, request: Request, back: Returned, now: float) -> None:
+        self._book.end(
+            request,
+            now,
+            Outcome.FAILED,
+            reason=back.reason,
+            detail=back.detail,
+            refusal=back.refusal,
+        )
 
     def _suspect(self, seats: Sequence[Seat]) -> None:
         """Those on trial are to blame, if there are any; else it may have been anybody."""
@@ -154,10 +191,12 @@ class Returns:
         if _is_whole(request):
             # Its last token came, the word that it was the last did not.
             self._book.end(request, now, Outcome.FINISHED, reason="length")
-        elif request.tokens and not resumes:
+        elif request.tokens and not resumes and not request.unseen:
             detail = "this executor cannot continue what has begun"
             self._book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
         else:
+            if not resumes:
+                request.tokens = []
             self._expect(request)
             self._queues[request.tier].put_back(request)
             for tell in self._audience.given_back:

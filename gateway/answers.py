@@ -25,28 +25,33 @@ class Heading(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of one HTTP request: its prompts once each, however many choices they have."""
+    """Tokens of one HTTP request: its prompts once each, however many choices they have. `more` is
+    what an engine has to say beyond that."""
 
     prompt_tokens: int
     completion_tokens: int = 0
+    more: dict[str, Any] = {}
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """As the API has it."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            **self.more,
         }
 
 
 class Choice(msgspec.Struct, frozen=True):
     """One completion that is done. `finish_reason` is "stop" or "length"; `logprobs` as the API has
-    them, where they were asked for."""
+    them, where they were asked for. Of an engine that made the choice by itself, `fields` are all
+    of it but its index."""
 
     index: int
     text: str
     finish_reason: str
     logprobs: dict[str, Any] | None = None
+    fields: dict[str, Any] | None = None
 
 
 def whole(heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -92,6 +97,10 @@ class Chunks:
         """An event with more text."""
         return b"%b%b%b" % (self.text_before, encode(text), self.text_after)
 
+    def passed(self, choice: dict[str, msgspec.Raw]) -> bytes:
+        """An event with a choice that an engine wrote, as it is but for its index."""
+        return self._head + encode([{**choice, "index": self._index}]) + self._tail
+
     def annotated(self, text: str, logprobs: dict[str, Any] | None) -> bytes:
         """An event with more text, perhaps none, and what is told of its tokens."""
         content = {"delta": {"content": text}} if self._kind == "chat" else {"text": text}
@@ -131,6 +140,8 @@ def _head(heading: Heading) -> bytes:
 
 
 def _whole_choice(kind: Kind, choice: Choice) -> dict[str, Any]:
+    if choice.fields is not None:
+        return {"index": choice.index, **choice.fields}
     content: dict[str, Any] = (
         {"message": {"role": "assistant", "content": choice.text}}
         if kind == "chat"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,13 +11,17 @@ from pathlib import Path
 from aiohttp import web
 
 from controller.config import Config, RecordConfig
-from controller.config_executors import ModelExecutor
+from controller.config_executors import ExecutorConfig, ModelExecutor
 from controller.config_load import Source
+from controller.config_replicas import each_of
 from controller.core import Core, build_core, starting_limits
 from controller.errors import ConfigError
 from controller.shadows import labels
 from executor.contract import DEMO_MODEL
+from executor.face import Executor
 from executor.process import ExecutorProcess, RestartPolicy
+from executor.upstream import UpstreamExecutor
+from executor.upstream_settings import UpstreamSettings
 from gateway.app import app_of
 from gateway.asking import Abandoned, ThreadAsker
 from gateway.desk import ServingDesk
@@ -39,7 +43,7 @@ class Parts:
     """A daemon, taken apart: start the processes, run the ticker, serve the application."""
 
     dispatcher: Dispatcher
-    processes: dict[str, ExecutorProcess]
+    processes: dict[str, Executor]
     ticker: Ticker
     desk: ServingDesk
     app: web.Application
@@ -93,6 +97,7 @@ def assemble(
         version=_version(),
         policies=(control.policy.type, control.fallback, *own),
         shadows=labels([shadow.type for shadow in control.shadows]),
+        upstreams=[one.name for one in config.executors if one.kind == "upstream"],
     )
     # What was read is in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
@@ -106,7 +111,7 @@ def assemble(
         learn=preparer.learn,
         recall=(lambda executor, capacity: None) if keeper is None else keeper.recall,
     )
-    processes = _processes(config, dispatcher, meter)
+    processes = _executors(config, dispatcher, environ)
     promises = Promises(tiers, observer.estimate)
     dispatcher.executors.update(processes)
     ticker = Ticker(
@@ -179,25 +184,54 @@ def check_folders(config: Config) -> None:
             )
 
 
-def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str, ExecutorProcess]:
-    made = {}
-    for executor in config.executor_list():
-        restart = executor.restart
+def _executors(
+    config: Config, dispatcher: Dispatcher, environ: Mapping[str, str]
+) -> dict[str, Executor]:
+    """Raises ConfigError for the key of an engine that is not there."""
+    made: dict[str, Executor] = {}
+    priorities = tuple(tier.priority for tier in config.tier_list())
+    for index, executor in _numbered(config):
+        restart = RestartPolicy(
+            first_s=executor.restart.first_delay,
+            cap_s=executor.restart.max_delay,
+            healthy_after_s=executor.restart.reset_after,
+        )
+        if executor.kind == "upstream":
+            key = ""
+            if executor.api_key_env:
+                key = environ.get(executor.api_key_env, "")
+                if not key:
+                    raise ConfigError(
+                        f"executors.{index}.api_key_env: there is no variable "
+                        f"{executor.api_key_env} in the environment, or it is empty"
+                    )
+            made[executor.name] = UpstreamExecutor(
+                executor.name,
+                UpstreamSettings(**executor.settings(), api_key=key, priorities=priorities),
+                dispatcher,
+                restart=restart,
+                stall_after_s=executor.stall_after,
+                clock=dispatcher.clock,
+            )
+            continue
         made[executor.name] = ExecutorProcess(
             executor.name,
             executor.kind,
             executor.settings(),
             dispatcher,
-            restart=RestartPolicy(
-                first_s=restart.first_delay,
-                cap_s=restart.max_delay,
-                healthy_after_s=restart.reset_after,
-            ),
+            restart=restart,
             stall_after_s=executor.stall_after,
             load_timeout_s=executor.load_timeout,
             clock=dispatcher.clock,
         )
     return made
+
+
+def _numbered(config: Config) -> Iterator[tuple[int, ExecutorConfig]]:
+    """Every executor, with the number of the entry that it comes from."""
+    for index, written in enumerate(config.executors):
+        for executor in each_of(written):
+            yield index, executor
 
 
 def _version() -> str:

@@ -17,9 +17,10 @@ class Sink(Protocol):
     `on_tokens`. Tokens may still come after that; `on_end` comes exactly once, last.
     """
 
-    def on_tokens(self, ids: list[int], now: float, logprobs: Logprobs | None = None) -> None:
-        """The next tokens of the completion, in order, none twice; `logprobs` of each, for a
-        request that asks for them."""
+    def on_tokens(self, ids: list[Any], now: float, logprobs: Logprobs | None = None) -> None:
+        """The next tokens of the completion, in order, none twice: their ids with the `logprobs` of
+        each, for a request that asks for them; or what an engine that writes text by itself said
+        (`executor.contract.Said`), as the request was made for."""
 
     def on_end(self, ended: Ended) -> None:
         """The request is over."""

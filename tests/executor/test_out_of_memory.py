@@ -126,7 +126,7 @@ def test_when_an_allocation_fails_all_are_served_in_halves_and_every_text_is_rig
     end_memory_at(engine, 256, monkeypatch)
     texts = everybody(squeezed)
     for request, ours, theirs in zip(squeezed.requests, texts, expected, strict=True):
-        assert_same(reference, request.prompt, ours, theirs)
+        assert_same(reference, list(request.prompt), ours, theirs)
     reasons = {(one.reason, one.fatal) for report in squeezed.failures for one in report.returned}
     assert reasons == {("out_of_memory", False)}
     assert "can't allocate memory" in squeezed.failures[0].warning
@@ -158,7 +158,7 @@ def test_a_request_for_which_there_is_less_kv_than_was_claimed_fails_alone_with_
     undisturbed.run()
     for number, request in enumerate(small):
         assert request.outcome is Outcome.FINISHED
-        assert_same(reference, request.prompt, request.tokens, undisturbed.text[str(number)])
+        assert_same(reference, list(request.prompt), request.tokens, undisturbed.text[str(number)])
     assert 2 <= len(daemon.failures) <= 8
     assert held(engine) == (0, True)
 
