@@ -288,8 +288,9 @@ async def test_a_replica_that_dies_is_taken_out_and_comes_back() -> None:
 async def test_an_engine_that_stalls_is_taken_out_and_its_streams_end_with_an_error() -> None:
     # BEHAVIOURS 43.
     async with engine(pace_s=None) as there:
-        config = settings(there)
-        config["executors"][0]["stall_after"] = "200ms"
+        # Without targets nobody's prompt waits for the pace of others.
+        config = settings(there, tiers={"paid": {"priority": 20}})
+        config["executors"][0]["stall_after"] = "500ms"
         async with inside(config) as (_, client):
             begun = asyncio.create_task(client.ask(tokens=3, stream=True))
             await there.until(lambda: len(there.running) == 1)
@@ -326,7 +327,7 @@ async def test_no_burst_is_let_through_while_a_scrape_hangs_or_when_it_is_back()
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_a_tier_may_allow_what_has_sent_nothing_to_be_begun_again(allowed: bool) -> None:
     tiers = {
-        "paid": {"priority": 20, "service_tier": "priority", "targets": {"ttft": "50ms"}},
+        "paid": {"priority": 20, "service_tier": "priority", "targets": {"ttft": "1s"}},
         "free": {"priority": 10, "service_tier": "default", "restart_unstreamed": allowed},
     }
     async with engine(pace_s=None) as there, daemon(there, seats=2, tiers=tiers) as (_, client):
