@@ -80,6 +80,8 @@ async def measured(config: ExecutorConfig, *, seconds: float, told: Told) -> tup
 
     Raises WorkerFailed, NothingToFit.
     """
+    if config.kind == "upstream":
+        raise WorkerFailed(f"{config.name} is an engine behind HTTP: there is no worker to measure")
     begin = Begin(config.name, config.kind, config.settings())
     async with worker(
         begin, load_timeout_s=config.load_timeout, stall_after_s=config.stall_after, told=told

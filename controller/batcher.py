@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from controller.admission import Admission
 from controller.book import Book
@@ -188,8 +189,9 @@ class Batcher:
 
     def on_report(
         self, executor: str, incarnation: int, report: Report, now: float
-    ) -> list[tuple[Request, list[int]]]:
-        """Book what a step did; answers the tokens to stream, in the order of the report.
+    ) -> list[tuple[Request, list[Any]]]:
+        """Book what a step did; answers the tokens to stream, in the order of the report: their
+        ids, or what an engine that writes text by itself said.
 
         A report of an earlier incarnation, or of an attempt that was given up, changes nothing.
         """
@@ -203,7 +205,10 @@ class Batcher:
         if executor in self._awaited or self._former.waiting_for_steps:
             # It gives the answer a moment, so there is one, whatever it says.
             self._owed_answer.add(executor)
-        streamed = []
+        streamed: list[tuple[Request, list[Any]]] = []
+        for told in report.prompts:
+            if (seat := seats.find(told.request_id, told.attempt)) is not None:
+                seat.request.learn_prompt(told.tokens)
         for tokens in report.tokens:
             seat = seats.seats.get((tokens.request_id, tokens.attempt))
             if seat is not None and seat.state is not SeatState.RELEASING:
@@ -211,8 +216,9 @@ class Batcher:
                     seats.note_moved(seat)
                     seat.request.suspects = 0
                 ids = self._advance(seat.request, tokens, now)
-                if ids:
-                    streamed.append((seat.request, ids))
+                # Text with a hole is nobody's.
+                if ids is not None and (what := tokens.said or ids):
+                    streamed.append((seat.request, what))
         for tier in {request.tier for request, _ in streamed}:
             self.scheduler.progressed(tier, now)
         if report.finished or report.released or report.returned:
@@ -301,13 +307,14 @@ class Batcher:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _advance(self, request: Request, tokens: Tokens, now: float) -> list[int]:
-        """Append what is new; what was sent before (`index` below) is not."""
+    def _advance(self, request: Request, tokens: Tokens, now: float) -> list[int] | None:
+        """Append what is new; what was sent before (`index` below) is not. None: some are missing,
+        and the request has ended."""
         known = len(request.tokens) - tokens.index
         if known < 0:
             # Text with a hole must never come to a clean end.
             self.cancel(request.id, now, Outcome.FAILED, "tokens_missing")
-            return []
+            return None
         ids = tokens.ids[known:] if known else tokens.ids
         if not ids:
             return []

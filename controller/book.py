@@ -7,6 +7,7 @@ from collections import Counter
 
 from controller.listener import Audience
 from controller.request import Ended, Outcome, Request, State
+from executor.contract import Refusal
 
 
 class Book:
@@ -40,14 +41,21 @@ class Book:
             tell(tier, requests, reason, now)
 
     def end(
-        self, request: Request, now: float, outcome: Outcome, *, reason: str, detail: str = ""
+        self,
+        request: Request,
+        now: float,
+        outcome: Outcome,
+        *,
+        reason: str,
+        detail: str = "",
+        refusal: Refusal | None = None,
     ) -> None:
         """A request is over."""
         del self.requests[request.id]
         request.state, request.outcome, request.reason = State.ENDED, outcome, reason
         request.times.ended = now
         self.outcomes[outcome] += 1
-        ended = Ended(request, outcome, reason, detail)
+        ended = Ended(request, outcome, reason, detail, refusal)
         self._ended.append(ended)
         for tell in self._audience.ended:
             tell(ended, now)

@@ -104,6 +104,9 @@ class TierConfig(Section):
     """Who can no longer meet the targets goes `last` in the tier, or is turned away (`drop`)."""
     sheddable: Switch = False
     """Whether new requests are turned away by lot while a higher tier misses its targets."""
+    restart_unstreamed: Switch = False
+    """Whether a higher tier may take the seat of a request that has sent nothing to its client,
+    where the executor cannot resume it: it begins again later."""
     max_seats: Count | None = None
     """Sequences of this tier at once on one executor; null: `max_batch_size` alone bounds it."""
     max_queue_requests: Count = 1000
@@ -220,6 +223,7 @@ def _tier(name: str, written: TierConfig) -> Tier:
         order=written.order,
         late=written.late,
         sheddable=written.sheddable,
+        restart_unstreamed=written.restart_unstreamed,
         max_queue_requests=written.max_queue_requests,
         max_queue_tokens=written.max_queue_tokens,
         max_queue_bytes=written.max_queue_size,

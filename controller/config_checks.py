@@ -81,7 +81,7 @@ def _executors(config: Config) -> Iterator[Problem]:
                     f"max_batch_size, {size}: each needs at least one",
                     (("envelope", "max_batch_size"),),
                 )
-        elif executor.kv_tokens < size:
+        elif 0 < executor.kv_tokens < size:
             yield Problem(
                 (*path, "kv_tokens"),
                 f"{executor.kv_tokens} tokens of KV hold fewer sequences than the high of "
@@ -91,6 +91,15 @@ def _executors(config: Config) -> Iterator[Problem]:
     yield from _repeated(
         "name", ((("executors", i, "name"), e.name) for i, e in enumerate(config.executors))
     )
+    upstream = [executor.kind == "upstream" for executor in config.executors]
+    if any(upstream) and not all(upstream):
+        index = upstream.index(not upstream[0])
+        yield Problem(
+            ("executors", index, "kind"),
+            f"{config.executors[index].kind} cannot share queues with {config.executors[0].kind}: "
+            "an upstream takes text and all others take tokens; run two daemons",
+            (("executors", 0, "kind"),),
+        )
     kinds = {executor.group: executor.kind for executor in reversed(config.executors)}
     for index, executor in enumerate(config.executors):
         if executor.kind != kinds[executor.group]:

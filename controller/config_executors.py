@@ -143,4 +143,59 @@ class SimulatedExecutor(_Executor):
         return {f"{key}_s" if key in timed else key: value for key, value in plain.items()}
 
 
-ExecutorConfig = Annotated[ContinuousExecutor | SimulatedExecutor, Field(discriminator="kind")]
+class UpstreamExecutor(Section):
+    """An engine behind HTTP that speaks OpenAI's API; it reads and writes text by itself."""
+
+    name: Name = "main"
+    """Unique name, used in metrics and logs."""
+    group: Name = "default"
+    """Executors of one group share one set of limits; put like with like."""
+    kind: Literal["upstream"]
+    """Which executor: an engine behind HTTP."""
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$")]
+    """Where it is: everything before `/v1`."""
+    engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "transformers", "openai"] = "auto"
+    """Which engine it is; `auto` looks at its metrics and at its models, `openai` is any other."""
+    model: str = ""
+    """The model as the engine calls it; empty: the first that it lists."""
+    served_name: str = ""
+    """The model's name in the API; empty: as the engine calls it."""
+    api_key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
+    """Environment variable that holds the engine's key; empty: it needs none."""
+    max_seqs: Count = 64
+    """Requests in flight at once. The envelope of `max_batch_size` must fit in."""
+    max_step_tokens: Count = 8192
+    """Tokens of prompts in one step, as the engine is set up. The envelope of `max_batch_tokens`
+    must fit in."""
+    kv_tokens: CountOrZero = 0
+    """Tokens of KV memory; 0: as the engine says, and unbounded where it says nothing."""
+    max_context_tokens: CountOrZero = 0
+    """Prompt plus completion of one request at most; 0: as the engine says, else unbounded."""
+    scrape_interval: Annotated[Duration, Field(gt=0)] = 1.0
+    """Time between two looks at the engine's `/metrics`."""
+    connect_timeout: Annotated[Duration, Field(gt=0)] = 5.0
+    """An engine that takes no connection, or does not answer who it is, for so long is away."""
+    stall_after: Annotated[Duration, Field(gt=0)] = 60.0
+    """Work in flight and no token for this long is a stall: the engine is taken out."""
+    restart: Restart = Restart()
+    """Pauses before an engine that was taken out is asked again."""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of `executor.upstream_settings.UpstreamSettings` that are written here."""
+        return {
+            "url": self.url.rstrip("/").removesuffix("/v1"),
+            "engine": self.engine,
+            "model": self.model,
+            "served_name": self.served_name,
+            "max_seqs": self.max_seqs,
+            "max_step_tokens": self.max_step_tokens,
+            "kv_tokens": self.kv_tokens,
+            "max_context_tokens": self.max_context_tokens,
+            "scrape_interval_s": self.scrape_interval,
+            "connect_timeout_s": self.connect_timeout,
+        }
+
+
+ExecutorConfig = Annotated[
+    ContinuousExecutor | SimulatedExecutor | UpstreamExecutor, Field(discriminator="kind")
+]

@@ -64,6 +64,18 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class EngineRefused(HeadwayError):
+    """An engine behind HTTP does not take the request, and says why in its own words."""
+
+    def __init__(
+        self, message: str, *, status: int, type: str, code: str | None, param: str | None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.type = type
+        self.code = code
+
+
 class Unauthorized(HeadwayError):
     """No key, or an unknown one."""
 

@@ -102,7 +102,7 @@ class Former:
         oldest_s = now - min(first.arrival for q in waiting if (first := q.oldest()) is not None)
         open_ = self._open(now, formed, waiting=waiting, draining=draining)
         while open_:
-            batch = min(open_, key=_work_there) if len(open_) > 1 else open_[0]
+            batch = self._least_work(open_, now) if len(open_) > 1 else open_[0]
             if len(batch.members) < batch.room and self._seat_next(batch, now, formed):
                 continue
             open_.remove(batch)
@@ -130,6 +130,12 @@ class Former:
             else:
                 batches.append(self._batch(seats, verdict, room))
         return batches
+
+    def _least_work(self, open_: list[_Batch], now: float) -> _Batch:
+        """Where the least work is; but who failed somewhere by itself goes elsewhere."""
+        pick = self._scheduler.pick(now)
+        shunned = None if pick is None else pick[0].shuns
+        return min(open_, key=lambda b: (b.seats.name == shunned, b.seats.reserved_tokens))
 
     def _batch(self, seats: ExecutorSeats, verdict: Hold, room: int) -> _Batch:
         assert seats.capacity is not None
@@ -239,10 +245,6 @@ class Former:
         else:
             seats.note_too_large(request)
         return fits
-
-
-def _work_there(batch: _Batch) -> int:
-    return batch.seats.reserved_tokens
 
 
 def _dispatch(batch: _Batch, depth: int, *, waited_s: float, now: float) -> Dispatch:

@@ -182,8 +182,7 @@ class ExecutorSeats:
         request.executor = self.name
         request.epoch = self.epoch
         booked, trial = request.work_tokens, request.suspects > 0
-        prompt, tokens = request.prompt, request.tokens
-        has = len(tokens)
+        prompt, has = request.prompt, len(request.tokens)
         left = len(prompt) + has
         seat = Seat(request, attempt, booked, paid, priority, has, trial, left)
         key = (request.id, attempt)
@@ -193,14 +192,16 @@ class ExecutorSeats:
         self.unbounded += request.expected_new_tokens is not None
         self.prompt_tokens += left
         self.trials += trial
+        tokens = [] if isinstance(prompt, range) else prompt + request.tokens if has else prompt
         return Submit(
             request.id,
             attempt,
-            prompt + tokens if has else prompt,
+            tokens,
             left - has,
             request.max_new_tokens - has,
             request.sampling,
             priority,
+            request.ask,
         )
 
     def find(self, request_id: str, attempt: int) -> Seat | None:
@@ -250,7 +251,8 @@ class ExecutorSeats:
             return
         self.context_tokens = sample.context_tokens
         done = sample.prefill_tokens
-        if not done or not self.prefilling:
+        assert self.capacity is not None
+        if not done or not self.prefilling or not self.capacity.tells_prefill:
             return
         # Nobody says whose they were: in order of priority and age is near enough.
         for seat in sorted(self.prefilling.values(), key=lambda seat: -seat.priority):

@@ -22,6 +22,10 @@ WARMUP_WEIGHT = 5.0
 
 # Turned away because nobody serves: no limit of a batch would change that.
 _NOT_FOR_CAPACITY = (NotReady.code, Draining.code)
+# What an engine does not take is its client's mistake.
+_REFUSED = "refused"
+# What an engine does not take is its client's mistake.
+_REFUSED = "refused"
 _FOR_CAPACITY = (Outcome.EXPIRED, Outcome.REJECTED, Outcome.FAILED)
 
 
@@ -155,7 +159,7 @@ class Observer(Listener):
             first = request.times.first_token
             ttft_s = e2e_s if first is None else first - request.arrival
             passing.met += record.tier.targets.met(ttft_s=ttft_s, itl_s=itl_s or 0.0, e2e_s=e2e_s)
-        elif ended.outcome in _FOR_CAPACITY:
+        elif ended.outcome in _FOR_CAPACITY and ended.reason != _REFUSED:
             began = request.times.first_token is not None
             for metric in record.targets:
                 if metric == "e2e" or (metric == "ttft" and not began):

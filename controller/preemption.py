@@ -3,7 +3,8 @@
 Only a strictly lower tier makes room, and only where the one that waits would otherwise miss its
 time to first token, or decode beyond its inter-token target beside those that run. A victim keeps
 its arrival, tokens and place, loses its seat three times at most, and not within `SETTLE_TOKENS` of
-coming back; of its tier, as many go on as its `min_share` of the seats.
+coming back; of its tier, as many go on as its `min_share` of the seats. Where an executor cannot
+resume, only who has sent nothing loses a seat, once, and only where his tier allows it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Preemptor:
     def retier(self) -> None:
         """Take shares and targets as the queues' tiers have them now."""
         self._tiers = {queue.tier.name: queue.tier for queue in self._queues}
+        self._restarts = {name for name, tier in self._tiers.items() if tier.restart_unstreamed}
         self._paced = [
             (tier.priority, name, tier.targets.itl_s)
             for name, tier in self._tiers.items()
@@ -85,13 +87,16 @@ class Preemptor:
         """Who has to go. The seats are not touched."""
         verdict = Verdict()
         for seats in self._executors.values():
-            if not _able(seats):
+            resumes = _resumes(seats)
+            if not resumes and not (self._restarts and _aborts(seats)):
                 continue
             lowest = min([self._ranks[n] for n, some in seats.by_tier.items() if some], default=0)
             for queue in self._queues[:-1]:
                 if queue.tier.priority > lowest:
                     self._make_room(queue, seats, verdict, now=now)
-                    self._relieve(queue.tier, seats, verdict)
+                    # Those who have sent nothing yet make nobody's step longer.
+                    if resumes:
+                        self._relieve(queue.tier, seats, verdict)
         return verdict
 
     def may_join(self, request: Request, seats: ExecutorSeats) -> bool:
@@ -211,7 +216,7 @@ class Preemptor:
     def _victims(self, seats: ExecutorSeats, tier: Tier, verdict: Verdict) -> list[Seat]:
         """Who may be sent away for this tier: the lowest tier first, then who loses least."""
         taken = {id(seat) for _, seat in verdict.seats}
-        ranks, priority = self._ranks, tier.priority
+        ranks, priority, resumes = self._ranks, tier.priority, _resumes(seats)
         going_on: dict[str, int] = {}
         able = []
         for seat in seats.seats.values():
@@ -220,6 +225,8 @@ class Preemptor:
             if ranks[name] >= priority or seat.state is not SeatState.RUNNING:
                 continue
             going_on[name] = going_on.get(name, 0) + 1
+            if not resumes and (request.tokens or name not in self._restarts):
+                continue
             if _may_go(seat) and id(seat) not in taken:
                 able.append((ranks[name], len(request.prompt) + len(request.tokens), seat))
         able.sort(key=itemgetter(0, 1))
@@ -249,7 +256,8 @@ class Preemptor:
         return []
 
 
-def _able(seats: ExecutorSeats) -> bool:
+def _resumes(seats: ExecutorSeats) -> bool:
+    """Whether it can let somebody go and take him up again later."""
     capacity = seats.capacity
     return (
         capacity is not None
@@ -257,6 +265,11 @@ def _able(seats: ExecutorSeats) -> bool:
         and capacity.can_resume
         and not capacity.runs_to_completion
     )
+
+
+def _aborts(seats: ExecutorSeats) -> bool:
+    """Whether a seat there is free at once when its request is let go."""
+    return seats.capacity is not None and not seats.capacity.runs_to_completion
 
 
 def _may_go(seat: Seat) -> bool:

@@ -192,10 +192,15 @@ class ExecutorRecord:
 
     def stepped(self, seats: ExecutorSeats, report: Report, now: float) -> None:
         """Count a step, as many times as the report stands for."""
-        if seats.capacity is not None and report.kv_tokens is not None:
-            self.kv = report.kv_tokens / seats.capacity.kv_tokens
+        if seats.capacity is not None:
+            held = report.kv_tokens
+            self.kv = None if held is None else held / seats.capacity.kv_tokens
         sample, k = report.sample, report.steps
         if sample is None or k == 0 or seats.capacity is None:
+            # Engines behind HTTP tell tokens as they come, and of a step when it is over.
+            if report.tokens and seats.capacity is not None:
+                totals = self._totals.at(now, report.epoch)
+                totals.tokens += sum(len(tokens.ids) for tokens in report.tokens)
             return
         self.last_report, self.epoch, self.utilization = now, report.epoch, report.utilization
         self.times.add(sample.duration_s / k, now, epoch=report.epoch)
@@ -216,7 +221,7 @@ class ExecutorRecord:
             totals.tokens_bound += k * reached
         totals.tokens += sum(len(tokens.ids) for tokens in report.tokens)
         totals.returned += len(report.returned)
-        totals.stalled += len(report.stalled)
+        totals.stalled += len(report.stalled) + report.paused
         if sample.prefill_tokens == 0:
             totals.pure_steps += k
             totals.pure_s += sample.duration_s

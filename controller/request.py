@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from executor.contract import Sampling
+from executor.contract import Ask, Refusal, Sampling
 
 
 class Outcome(StrEnum):
@@ -54,16 +54,18 @@ class Request:
     (infinite: there is none), and `first_s` what its first token takes. `rank` and then `place`
     order those of one client, and `line` is where in its queue it waits, the queue's own business.
     `size` is the bytes that it takes up in its queue, the first time.
+    `prompt` is a range, as long as the prompt is thought to be, where the engine reads text by
+    itself; then `ask` is what it gets.
     `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
     `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
     back or lost, and `suspects` how many of those that were with it then may be to blame, until it
-    moves again.
+    moves again; `shuns` is an executor that failed with it alone.
     """
 
     id: str
     tier: str
     client: str
-    prompt: list[int]
+    prompt: list[int] | range
     max_new_tokens: int
     sampling: Sampling
     arrival: float
@@ -71,6 +73,7 @@ class Request:
     start_by: float | None = None
     finish_by: float | None = None
     expected_new_tokens: int | None = None
+    ask: Ask | None = None
     work_tokens: int = field(init=False)
     place: int = 0
     size: int = 0
@@ -82,6 +85,7 @@ class Request:
     attempt: int = 0
     preemptions: int = 0
     suspects: int = 0
+    shuns: str | None = None
     faults: int = 0
     state: State = State.QUEUED
     executor: str | None = None
@@ -100,6 +104,11 @@ class Request:
         new_tokens = self.max_new_tokens if new_tokens is None else new_tokens
         self.work_tokens = len(self.prompt) + new_tokens
 
+    def learn_prompt(self, tokens: int) -> None:
+        """How many tokens the prompt really has, where that was a guess."""
+        self.work_tokens += tokens - len(self.prompt)
+        self.prompt = range(tokens)
+
     @property
     def remaining_tokens(self) -> int:
         """How many tokens may still be generated."""
@@ -108,9 +117,11 @@ class Request:
 
 class Ended(NamedTuple):
     """The end of a request, told once. `reason` is a code (`stop`, `length`, `disconnect`,
-    `start_by`, `finish_by`, ...), `detail` the words for the public."""
+    `start_by`, `finish_by`, ...), `detail` the words for the public, `refusal` those of an engine
+    that does not take it."""
 
     request: Request
     outcome: Outcome
     reason: str
     detail: str = ""
+    refusal: Refusal | None = None

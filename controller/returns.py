@@ -22,6 +22,8 @@ from executor.contract import Report, Returned
 MAX_FAULTS = 3
 # Whatever company it had: it fails rather than go on for ever.
 MOST_FAULTS = 10
+# Where an engine says whose failure it was, it is tried once more.
+MAX_OWN_FAULTS = 2
 
 
 class Returns:
@@ -59,7 +61,8 @@ class Returns:
             if seat := self._leave(seats, key.request_id, key.attempt):
                 if seat.state is SeatState.RETURNING:
                     seat.request.preemptions += 1
-                    self._again(seat.request, "preempted", now, resumes=True)
+                    resumes = seats.capacity is not None and seats.capacity.can_resume
+                    self._again(seat.request, "preempted", now, resumes=resumes)
                 else:
                     # Nobody asked for this one: the executor let it go by itself.
                     back.append((seat, Returned(key.request_id, key.attempt, "error")))
@@ -99,7 +102,11 @@ class Returns:
     ) -> None:
         """An executor gave these back with one report; they have left their seats."""
         resumes = executor.capacity is not None and executor.capacity.can_resume
-        failed = [seat for seat, back in told if not back.fatal and back.reason != "preempted"]
+        failed = [
+            seat
+            for seat, back in told
+            if not back.fatal and not back.alone and back.reason != "preempted"
+        ]
         # Where others went on, it only had no place beside them.
         whole = not any(True for _ in executor.running())
         if whole:
@@ -107,11 +114,30 @@ class Returns:
         for seat, back in told:
             request = seat.request
             if back.fatal:
-                self._book.end(request, now, Outcome.FAILED, reason=back.reason, detail=back.detail)
-            elif back.reason == "preempted" or (back.reason == "out_of_memory" and not whole):
+                self._end(request, back, now)
+            elif back.reason in ("preempted", "unavailable") or (
+                back.reason == "out_of_memory" and not whole
+            ):
                 self._again(request, back.reason, now, resumes=resumes)
+            elif back.alone:
+                request.faults += 1
+                request.shuns = executor.name
+                if request.faults >= MAX_OWN_FAULTS or request.tokens:
+                    self._end(request, back, now)
+                else:
+                    self._again(request, back.reason, now, resumes=resumes)
             else:
                 self._fault(request, back.reason, now, resumes=resumes)
+
+    def _end(self, request: Request, back: Returned, now: float) -> None:
+        self._book.end(
+            request,
+            now,
+            Outcome.FAILED,
+            reason=back.reason,
+            detail=back.detail,
+            refusal=back.refusal,
+        )
 
     def _suspect(self, seats: Sequence[Seat]) -> None:
         """Those on trial are to blame, if there are any; else it may have been anybody."""

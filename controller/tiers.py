@@ -55,6 +55,8 @@ class Tier:
     `min_share` of all tokens is guaranteed while the tier has work waiting. A tier that waited
     `max_starvation_s` without progress gets one seat. The queue is bounded by requests, tokens
     and bytes. `max_seats` and `wait_timeout_s` None leave the common limits in force.
+    Where executors cannot resume what they let go, `restart_unstreamed` gives higher tiers the
+    seats of requests that have sent nothing yet.
     `order` is who goes first within the tier: `edf` whose target is due first, `fcfs` who came
     first, `shortest` who wants least, older ones being thought shorter. Who can no longer meet the
     targets goes `last`, or is turned away where `late` is `drop`. `sheddable` traffic is turned
@@ -71,6 +73,7 @@ class Tier:
     order: Order = "edf"
     late: Late = "last"
     sheddable: bool = False
+    restart_unstreamed: bool = False
     max_queue_requests: int = 1000
     max_queue_tokens: int = 1_000_000
     max_queue_bytes: int = 64 * 1024 * 1024

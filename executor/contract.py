@@ -18,6 +18,9 @@ FinishReason = Literal["stop", "length"]
 # The value of `model` in a configuration that stands for the demo's model.
 DEMO_MODEL = "demo"
 
+# Tokens of one sequence where nobody says how many there may be: more than any model takes.
+BOUNDLESS = 2**24
+
 
 class Feature(StrEnum):
     """What an executor can do with a request; a request that needs more is refused with a 400."""
@@ -40,7 +43,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What an executor is and what it can do, told once, when it is ready.
 
     `max_seqs` seats, `max_step_tokens` tokens in one step, `kv_tokens` tokens of KV memory for all
-    sequences together, `max_context_tokens` prompt plus output of one sequence.
+    sequences together, `max_context_tokens` prompt plus output of one sequence. `tells_prefill`:
+    its samples come with the steps, so that they say how far the prompts under way are; else a
+    prompt is known to be done when its first token comes.
     """
 
     model: str
@@ -54,6 +59,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     can_preempt: bool = True
     can_resume: bool = True
     reports_kv: bool = True
+    tells_prefill: bool = True
     features: frozenset[Feature] = frozenset()
     eos_token_ids: tuple[int, ...] = ()
 
@@ -62,12 +68,13 @@ class TextModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway needs to speak the model's language without importing torch.
 
     `kind` "tokenizers": `tokenizer_json` is the content of a `tokenizer.json`. `kind` "bytes": one
-    token a UTF-8 byte (id = byte value), 256 ends the text. `special_tokens` (`bos_token`,
-    `eos_token`, ...) are the variables that chat templates read. `chat_template` is None for a
-    base model.
+    token a UTF-8 byte (id = byte value), 256 ends the text. `kind` "engine": it reads and writes
+    text by itself, and gets what was asked for as it is (`Submit.ask`). `special_tokens`
+    (`bos_token`, `eos_token`, ...) are the variables that chat templates read. `chat_template` is
+    None for a base model.
     """
 
-    kind: Literal["tokenizers", "bytes"]
+    kind: Literal["tokenizers", "bytes", "engine"]
     tokenizer_json: str = ""
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = {}
@@ -96,12 +103,22 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
 
 
+class Ask(msgspec.Struct, frozen=True):
+    """What a client asked for, as an engine behind HTTP takes it: a path below its address, and the
+    fields of the body by name, each as the JSON that the client wrote. It never leaves the daemon.
+    """
+
+    path: str
+    body: dict[str, msgspec.Raw]
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True):
     """Run this: `tokens` is the prompt and, after a resume, what was generated already.
 
     `tokens[:prompt_length]` is the client's prompt, the rest counts as completion: the next token
     has index `len(tokens) - prompt_length`. `max_new_tokens` is what may still be generated. Of the
-    prompts in prefill those of higher `priority` have the tokens of a step first.
+    prompts in prefill those of higher `priority` have the tokens of a step first. An engine that
+    reads text by itself gets an `ask` and no tokens; how long the prompt is is a guess then.
     """
 
     request_id: str
@@ -111,6 +128,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     max_new_tokens: int
     sampling: Sampling
     priority: int = 0
+    ask: Ask | None = None
 
 
 class Work(msgspec.Struct, frozen=True, tag="work"):
@@ -173,16 +191,27 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     warmup: list[StepSample] = []
 
 
+class Said(msgspec.Struct, frozen=True):
+    """What an engine wrote in one event of its stream: the fields of its choice by name (none where
+    it had none), and those of the usage, each as the JSON that it wrote."""
+
+    choice: dict[str, msgspec.Raw] = {}
+    usage: dict[str, msgspec.Raw] = {}
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one attempt; `index` is the place of the first one in the completion.
 
     An end-of-sequence token is part of `ids` (it was generated and is counted); the text skips it.
+    An engine that writes text by itself tells what it `said`; its `ids` only count (all are 0), and
+    there may be none.
     """
 
     request_id: str
     attempt: int
     index: int
     ids: list[int]
+    said: list[Said] = []
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -193,18 +222,41 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     reason: FinishReason
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """An engine's own answer to a request that it does not take: HTTP status, and OpenAI's error
+    object."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+
+
 class Returned(msgspec.Struct, frozen=True, array_like=True):
     """This attempt was given back unfinished and its seat is free; tokens already sent count.
 
     `fatal` says that this very request can never run here (it would fail again), so that it fails
-    instead of being submitted again.
+    instead of being submitted again, with the engine's own words where there is a `refusal`.
+    `alone`: whoever ran beside it has nothing to do with it. `unavailable` is nobody's fault: there
+    was no room for it where it was thought to be.
     """
 
     request_id: str
     attempt: int
-    reason: Literal["error", "out_of_memory", "preempted", "does_not_fit"]
+    reason: Literal["error", "out_of_memory", "preempted", "does_not_fit", "refused", "unavailable"]
     detail: str = ""
     fatal: bool = False
+    alone: bool = False
+    refusal: Refusal | None = None
+
+
+class PromptLength(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens the prompt of an attempt really has, where that was a guess."""
+
+    request_id: str
+    attempt: int
+    tokens: int
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
@@ -213,7 +265,9 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     `epoch` is the one in force in that step. `kv_tokens` counts what requests hold (cached prefix
     blocks are free). `stalled` are running sequences that stood still for want of KV. `steps` = k:
     k equal steps taken as one by a simulator, `sample.duration_s` then is that of all of them.
-    `utilization` (0..1) is a simulated device's own figure, None for a real one.
+    `utilization` (0..1) is a simulated device's own figure, None for a real one. `prompts` are
+    lengths that have become known, and `paused` counts sequences, nobody knows whose, that an
+    engine had to stop for want of KV.
     """
 
     epoch: int
@@ -225,6 +279,8 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     released: list[Key] = []
     returned: list[Returned] = []
     stalled: list[Key] = []
+    prompts: list[PromptLength] = []
+    paused: int = 0
     utilization: float | None = None
     warning: str = ""
 

@@ -171,6 +171,10 @@ class ExecutorProcess:
             if loading_s >= self._load_timeout_s:
                 self._child.kill(f"load_timeout: not ready after {loading_s:.1f} s")
 
+    def view(self, now: float) -> dict[str, Any]:
+        """Nothing: all that there is to say of a process is its state."""
+        return {}
+
     async def _supervise(self) -> None:
         while True:
             reason = await self._live()

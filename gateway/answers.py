@@ -25,26 +25,31 @@ class Heading(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of one HTTP request: its prompts once each, however many choices they have."""
+    """Tokens of one HTTP request: its prompts once each, however many choices they have. `more` is
+    what an engine has to say beyond that."""
 
     prompt_tokens: int
     completion_tokens: int = 0
+    more: dict[str, Any] = {}
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """As the API has it."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            **self.more,
         }
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One completion that is done. `finish_reason` is "stop" or "length"."""
+    """One completion that is done. `finish_reason` is "stop" or "length", or what an engine says
+    that made the choice by itself: then `fields` are all of it but its index."""
 
     index: int
     text: str
     finish_reason: str
+    fields: dict[str, Any] | None = None
 
 
 def whole(heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -90,6 +95,10 @@ class Chunks:
         """An event with more text."""
         return b"%b%b%b" % (self.text_before, encode(text), self.text_after)
 
+    def passed(self, choice: dict[str, msgspec.Raw]) -> bytes:
+        """An event with a choice that an engine wrote, as it is but for its index."""
+        return self._head + encode([{**choice, "index": self._index}]) + self._tail
+
     def finish(self, reason: str) -> bytes:
         """The last event of the choice."""
         return self._choice({"delta": {}} if self._kind == "chat" else {"text": ""}, reason)
@@ -122,6 +131,8 @@ def _head(heading: Heading) -> bytes:
 
 
 def _whole_choice(kind: Kind, choice: Choice) -> dict[str, Any]:
+    if choice.fields is not None:
+        return {"index": choice.index, **choice.fields}
     content: dict[str, Any] = (
         {"message": {"role": "assistant", "content": choice.text}}
         if kind == "chat"

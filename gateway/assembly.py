@@ -16,7 +16,10 @@ from controller.core import Core, build_core, starting_limits
 from controller.errors import ConfigError
 from controller.shadows import labels
 from executor.contract import DEMO_MODEL
+from executor.face import Executor
 from executor.process import ExecutorProcess, RestartPolicy
+from executor.upstream import UpstreamExecutor
+from executor.upstream_settings import UpstreamSettings
 from gateway.app import app_of
 from gateway.asking import Abandoned, ThreadAsker
 from gateway.desk import ServingDesk
@@ -38,7 +41,7 @@ class Parts:
     """A daemon, taken apart: start the processes, run the ticker, serve the application."""
 
     dispatcher: Dispatcher
-    processes: dict[str, ExecutorProcess]
+    processes: dict[str, Executor]
     ticker: Ticker
     desk: ServingDesk
     app: web.Application
@@ -90,6 +93,7 @@ def assemble(
         version=_version(),
         policies=(control.policy.type, control.fallback, *own),
         shadows=labels([shadow.type for shadow in control.shadows]),
+        upstreams=[one.name for one in config.executors if one.kind == "upstream"],
     )
     # What was read is in force: there is no other way to get here.
     meter.instruments.reload_successful.set(1)
@@ -103,7 +107,7 @@ def assemble(
         learn=preparer.learn,
         recall=(lambda executor, capacity: None) if keeper is None else keeper.recall,
     )
-    processes = _processes(config, dispatcher, meter)
+    processes = _executors(config, dispatcher, environ)
     promises = Promises(tiers, observer.estimate)
     dispatcher.executors.update(processes)
     ticker = Ticker(
@@ -168,28 +172,53 @@ def check_folders(config: Config) -> None:
     Raises ConfigError.
     """
     for index, executor in enumerate(config.executors):
-        named = executor.model != DEMO_MODEL
-        if executor.kind == "continuous" and named and not Path(executor.model).is_dir():
+        if (
+            executor.kind == "continuous"
+            and executor.model != DEMO_MODEL
+            and not Path(executor.model).is_dir()
+        ):
             raise ConfigError(
                 f"executors.{index}.model: there is no folder {executor.model}; models are read "
                 f"from folders, never downloaded (`{DEMO_MODEL}` is the demo's)"
             )
 
 
-def _processes(config: Config, dispatcher: Dispatcher, meter: Meter) -> dict[str, ExecutorProcess]:
-    made = {}
-    for executor in config.executors:
-        restart = executor.restart
+def _executors(
+    config: Config, dispatcher: Dispatcher, environ: Mapping[str, str]
+) -> dict[str, Executor]:
+    """Raises ConfigError for the key of an engine that is not there."""
+    made: dict[str, Executor] = {}
+    priorities = tuple(tier.priority for tier in config.tier_list())
+    for index, executor in enumerate(config.executors):
+        restart = RestartPolicy(
+            first_s=executor.restart.first_delay,
+            cap_s=executor.restart.max_delay,
+            healthy_after_s=executor.restart.reset_after,
+        )
+        if executor.kind == "upstream":
+            key = ""
+            if executor.api_key_env:
+                key = environ.get(executor.api_key_env, "")
+                if not key:
+                    raise ConfigError(
+                        f"executors.{index}.api_key_env: there is no variable "
+                        f"{executor.api_key_env} in the environment, or it is empty"
+                    )
+            made[executor.name] = UpstreamExecutor(
+                executor.name,
+                UpstreamSettings(**executor.settings(), api_key=key, priorities=priorities),
+                dispatcher,
+                restart=restart,
+                stall_after_s=executor.stall_after,
+                clock=dispatcher.clock,
+            )
+            continue
         made[executor.name] = ExecutorProcess(
             executor.name,
             executor.kind,
             executor.settings(),
             dispatcher,
-            restart=RestartPolicy(
-                first_s=restart.first_delay,
-                cap_s=restart.max_delay,
-                healthy_after_s=restart.reset_after,
-            ),
+            restart=restart,
             stall_after_s=executor.stall_after,
             load_timeout_s=executor.load_timeout,
             clock=dispatcher.clock,

@@ -124,7 +124,7 @@ class BodyReader(Generic[B]):
             if len(self._logged) >= _MAX_LOGGED_FIELDS:
                 return
             self._logged.add(name)
-            self._log.info("unknown field ignored", field=name[:64], kind=self._kind.__name__)
+            self._log.info("unknown field", field=name[:64], kind=self._kind.__name__)
 
 
 def _explained(error: msgspec.ValidationError) -> InvalidRequest:

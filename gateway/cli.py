@@ -49,6 +49,9 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="Folder of a causal language model, for executor 0.")
     ] = None,
+    upstream: Annotated[
+        str | None, typer.Option(help="Address of an engine, before /v1, as the only executor.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port, 0 for any.")] = None,
     set_: Set = None,
@@ -56,9 +59,18 @@ def serve(
     """Serve a model behind an adaptive batch until SIGTERM or Ctrl-C; SIGHUP loads FILE again."""
     # Until the daemon can take it, a hang-up is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if config is None and model is None:
-        fail("name a configuration with -c FILE, or a model's folder with --model DIR")
-    flags = {"executors.0.model": model, "server.host": host, "server.port": port}
+    if config is None and model is None and upstream is None:
+        fail(
+            "name a configuration with -c FILE, a model's folder with --model DIR, or an engine "
+            "with --upstream URL"
+        )
+    engine = None if upstream is None else [{"kind": "upstream", "url": upstream}]
+    flags = {
+        "executors": engine,
+        "executors.0.model": model,
+        "server.host": host,
+        "server.port": port,
+    }
     overrides = {key: json.dumps(value) for key, value in flags.items() if value is not None}
     source, loaded = _load(config, overrides | _set(set_))
     # The daemon brings aiohttp and all of the core; nothing else here needs them.
@@ -75,7 +87,10 @@ def check(
 ) -> None:
     """Say whether a configuration is right, or list everything that is wrong with it."""
     _, loaded = _load(file, _set(set_))
-    executors = ", ".join(f"{e.name} ({e.kind}, {e.model})" for e in loaded.executors)
+    executors = ", ".join(
+        f"{e.name} ({e.kind}, {e.url if e.kind == 'upstream' else e.model})"
+        for e in loaded.executors
+    )
     typer.echo(f"ok: {file}")
     typer.echo(f"  listens on {loaded.server.host}:{loaded.server.port}")
     typer.echo(f"  tiers      {', '.join(tier.name for tier in loaded.tier_list())}")

@@ -17,8 +17,9 @@ class Sink(Protocol):
     `on_tokens`. Tokens may still come after that; `on_end` comes exactly once, last.
     """
 
-    def on_tokens(self, ids: list[int], now: float) -> None:
-        """The next tokens of the completion, in order, none twice."""
+    def on_tokens(self, ids: list[Any], now: float) -> None:
+        """The next tokens of the completion, in order, none twice: their ids, or what an engine
+        that writes text by itself said (`executor.contract.Said`), as the request was made for."""
 
     def on_end(self, ended: Ended) -> None:
         """The request is over."""

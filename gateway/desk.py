@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from controller.observer import Observer
 from controller.places import Permit
 from controller.request import Outcome, Request
 from executor.contract import Capacity, TextModel
-from executor.process import ExecutorProcess
+from executor.face import Executor
 from gateway.asking import Abandoned
 from gateway.contract import Sink
 from gateway.control_view import group_view, notes
@@ -34,7 +35,7 @@ class ServingDesk:
         observer: Observer,
         ticker: Ticker,
         *,
-        processes: dict[str, ExecutorProcess],
+        processes: Mapping[str, Executor],
         meter: Meter,
         promises: Promises,
         abandoned: Abandoned,
@@ -169,7 +170,7 @@ class ServingDesk:
             self._batcher,
             self._observer,
             self._ticker.loops,
-            restarts={name: process.restarts for name, process in self._processes.items()},
+            executors=self._processes,
             now=self.now(),
             ready=self.readiness()[0],
             gpu=self._ticker.gpu,
@@ -234,4 +235,5 @@ class ServingDesk:
             "kv_tokens": None if capacity is None else capacity.kv_tokens,
             "model": None if capacity is None else capacity.model,
             "device": None if capacity is None else capacity.device,
+            **process.view(self.now()),
         }

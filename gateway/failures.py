@@ -11,6 +11,7 @@ from controller.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     Draining,
+    EngineRefused,
     ExecutorFailed,
     Expired,
     HeadwayError,
@@ -62,6 +63,10 @@ def error_response(error: HeadwayError) -> web.Response:
 
 def failure_of(ended: Ended) -> HeadwayError:
     """The error that stands for a request which ended without a complete answer."""
+    if (told := ended.refusal) is not None:
+        return EngineRefused(
+            told.message, status=told.status, type=told.type, code=told.code, param=told.param
+        )
     words = ended.detail or ended.reason
     if ended.outcome is Outcome.EXPIRED:
         if ended.reason == "finish_by" or ended.request.times.first_token is not None:

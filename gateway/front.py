@@ -49,7 +49,7 @@ def settings_of(config: Config, *, created: int | None = None) -> GatewaySetting
         for executor in config.executors
     ]
     return GatewaySettings(
-        models=tuple(dict.fromkeys(names)),
+        models=tuple(dict.fromkeys(name for name in names if name)),
         tiers={
             name: TierPlan(
                 priority=tier.priority,

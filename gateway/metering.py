@@ -18,6 +18,7 @@ from controller.request import Ended, Outcome, Request
 from controller.shadows import Shadowed
 from controller.tiers import seat_cap, wait_of
 from executor.contract import Report
+from executor.face import Executor
 from metrics.gpu import GpuSample
 from metrics.instruments import Instruments
 from metrics.series import show
@@ -42,12 +43,17 @@ ENDS = (
 
 
 def build_instruments(
-    batcher: Batcher, *, version: str, policies: Iterable[str], shadows: Iterable[str] = ()
+    batcher: Batcher,
+    *,
+    version: str,
+    policies: Iterable[str],
+    shadows: Iterable[str] = (),
+    upstreams: Iterable[str] = (),
 ) -> Instruments:
     """Instruments for the tiers, executors and groups of this batcher.
 
     `policies` are those that may come into force, `shadows` the labels of those that are
-    only asked.
+    only asked, `upstreams` the executors that are engines behind HTTP.
     """
     return Instruments(
         version=version,
@@ -61,6 +67,7 @@ def build_instruments(
         dispatch_reasons=list(Why),
         change_reasons=CHANGE_REASONS,
         shadows=list(shadows),
+        upstreams=list(upstreams),
     )
 
 
@@ -174,7 +181,7 @@ class Meter(Listener):
         observer: Observer,
         loops: Mapping[str, ControlLoop],
         *,
-        restarts: Mapping[str, int],
+        executors: Mapping[str, Executor],
         now: float,
         ready: bool,
         gpu: GpuSample | None,
@@ -182,8 +189,7 @@ class Meter(Listener):
     ) -> None:
         """Set the gauges to what is the case now; called at each scrape.
 
-        `restarts` are those of each executor since the start of the daemon, `abandoned` the
-        policies whose threads nobody waits for any more.
+        `abandoned` are the policies whose threads nobody waits for any more.
         """
         instruments = self.instruments
         owed = batcher.scheduler.owed()
@@ -202,8 +208,9 @@ class Meter(Listener):
             show(executor.kv_usage, held)
             in_all = None if seats.capacity is None else seats.capacity.kv_tokens
             show(executor.kv_tokens, None if held is None or in_all is None else held * in_all)
-            executor.restarts.inc(restarts[seats.name] - self._restarts[seats.name])
-            self._restarts[seats.name] = restarts[seats.name]
+            restarts = executors[seats.name].restarts
+            executor.restarts.inc(restarts - self._restarts[seats.name])
+            self._restarts[seats.name] = restarts
             if not seats.ready:
                 show(executor.kv_usage, None)
                 show(executor.kv_tokens, None)
@@ -214,6 +221,12 @@ class Meter(Listener):
             group.batch_tokens.set(seats.limits.max_batch_tokens)
             group.wait_s.set(seats.limits.wait_timeout_s)
             group.epoch.set(seats.epoch)
+        for name, upstream in instruments.upstreams.items():
+            scrape = executors[name].view(now).get("scrape") or {}
+            show(upstream.age_s, scrape.get("age_s"))
+            show(upstream.running, scrape.get("running"))
+            show(upstream.waiting, scrape.get("waiting"))
+            show(upstream.foreign, scrape.get("foreign"))
         for name, loop in loops.items():
             self._show_envelope(name, loop.guard)
             self._show_tiers(name, loop.limits, batcher)

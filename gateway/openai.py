@@ -10,10 +10,12 @@ from aiohttp import hdrs, web
 
 from controller.errors import HeadwayError, InvalidRequest, ModelNotFound, NotReady
 from controller.request import Request
+from executor.contract import BOUNDLESS
 from gateway.answers import Heading, Kind, Usage
 from gateway.auth import choose_tier
 from gateway.bodies import Body, BodyReader, ChatBody, CompletionBody, read_body
 from gateway.deadlines import Deadlines, deadlines
+from gateway.forwarding import Forwarded
 from gateway.front import Front
 from gateway.parameters import clip_seed, wanted_tokens
 from gateway.preparing import Prepared, Preparer
@@ -36,7 +38,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     heading: Heading
     body: Body
-    size: int
+    raw: bytes
     client: str
     tier: str
     choices: int
@@ -66,7 +68,7 @@ class Completions:
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
         self._front.keyring.caller(http.headers.get(hdrs.AUTHORIZATION))
-        models = [self._model(name) for name in self._front.settings.models]
+        models = [self._model(name) for name in self._names()]
         return _json({"object": "list", "data": models})
 
     async def model(self, http: web.Request) -> web.Response:
@@ -84,7 +86,7 @@ class Completions:
         try:
             model, capacity = self._desk.model()
             prepared = await self._preparer.prepare(
-                asked.body, model, capacity=capacity, size=asked.size
+                asked.body, model, capacity=capacity, raw=asked.raw
             )
             siblings = Siblings(self._desk)
             responder = self._responder(http, asked, prepared, siblings=siblings)
@@ -116,7 +118,7 @@ class Completions:
         return Asked(
             heading=heading,
             body=body,
-            size=len(raw),
+            raw=raw,
             client=caller.client,
             tier=tier,
             choices=self._choices(body),
@@ -132,20 +134,22 @@ class Completions:
         capacity = self._capacity()
         if capacity is not None:
             new_tokens = min(new_tokens, capacity.max_context_tokens)
-        prompt_tokens = asked.size // _BYTES_A_TOKEN * (asked.body.n or 1)
+        prompt_tokens = len(asked.raw) // _BYTES_A_TOKEN * (asked.body.n or 1)
         return self._desk.reserve(
             asked.tier,
             requests=asked.choices,
             tokens=prompt_tokens + new_tokens * asked.choices,
-            size=asked.size,
+            size=len(asked.raw),
             start_by=asked.deadlines.start_by,
             client=asked.client,
         )
 
     def _responder(
-        self, http: web.Request, asked: Asked, prepared: Prepared, *, siblings: Siblings
+        self, http: web.Request, asked: Asked, prepared: Prepared | Forwarded, *, siblings: Siblings
     ) -> Responder:
-        usage = Usage(sum(len(prompt) for prompt, _ in prepared.prompts))
+        # An engine that reads text by itself says at the end how long the prompts were.
+        known = () if isinstance(prepared, Forwarded) else prepared.prompts
+        usage = Usage(sum(len(prompt) for prompt, _ in known))
         if not asked.body.stream:
             return WholeResponder(asked.heading, siblings, usage, choices=asked.choices)
         options = asked.body.stream_options
@@ -162,14 +166,14 @@ class Completions:
     def _offer(
         self,
         asked: Asked,
-        prepared: Prepared,
+        prepared: Prepared | Forwarded,
         permit: Permit,
         *,
         responder: Responder,
         siblings: Siblings,
     ) -> None:
         body, sampling = asked.body, prepared.sampling
-        unbounded = wanted_tokens(body) is None
+        asks = prepared.asks if isinstance(prepared, Forwarded) else None
         for index in range(asked.choices):
             prompt, new_tokens = prepared.prompts[index // (body.n or 1)]
             if index:
@@ -187,8 +191,11 @@ class Completions:
                 start_by=asked.deadlines.start_by,
                 finish_by=asked.deadlines.finish_by,
                 expected_new_tokens=(
-                    min(new_tokens, self._front.settings.expected_new_tokens) if unbounded else None
+                    min(new_tokens, self._front.settings.expected_new_tokens)
+                    if prepared.unbounded
+                    else None
                 ),
+                ask=None if asks is None else asks[index],
             )
             siblings.add(request.id)
             self._desk.offer(request, permit, responder.sink(request.id, index, prepared))
@@ -205,8 +212,16 @@ class Completions:
             )
         return choices
 
+    def _names(self) -> tuple[str, ...]:
+        """What is served: as configured, else as the engine calls it, once that is known."""
+        names, capacity = self._front.settings.models, self._capacity()
+        return names if names or capacity is None else (capacity.model,)
+
     def _served(self, name: str | None) -> str:
-        models = self._front.settings.models
+        models = self._names()
+        if not models:
+            # Nobody is served yet, and whoever asks is told so when places are reserved.
+            return name or ""
         if name is None:
             return models[0]
         if name not in models:
@@ -223,7 +238,7 @@ class Completions:
             "owned_by": "headway",
         }
         capacity = self._capacity()
-        if capacity is not None:
+        if capacity is not None and capacity.max_context_tokens < BOUNDLESS:
             record["max_model_len"] = min(capacity.max_context_tokens, capacity.kv_tokens)
         return record
 

@@ -10,7 +10,8 @@ import msgspec
 from executor.contract import Capacity, Sampling, TextModel
 from gateway.bodies import Body, ChatBody, CompletionBody
 from gateway.detokenise import Pieces, StoppingText
-from gateway.parameters import check_supported, sampling_of, stops_of
+from gateway.forwarding import Forwarded, Guess, forward
+from gateway.parameters import check_supported, sampling_of, stops_of, wanted_tokens
 from gateway.prompts import chat_messages, fitted, prompts_of
 from gateway.text import Language, Languages
 
@@ -28,6 +29,7 @@ class Prepared(msgspec.Struct, frozen=True):
     prompts: list[tuple[list[int], int]]
     sampling: Sampling
     stops: tuple[str, ...]
+    unbounded: bool
 
     def pieces(self) -> Pieces:
         """For the text of one completion."""
@@ -42,32 +44,37 @@ class Preparer:
 
     def __init__(self) -> None:
         self._languages = Languages()
+        self._guess = Guess()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
 
-    def learn(self, model: TextModel) -> Language:
+    def learn(self, model: TextModel) -> None:
         """Read the language of a model; otherwise its first request waits for that."""
-        return self._languages.of(model)
+        if model.kind != "engine":
+            self._languages.of(model)
 
     async def close(self, _app: object) -> None:
         """Let the threads go, when the application is cleaned up."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(
-        self, body: Body, model: TextModel, *, capacity: Capacity, size: int
-    ) -> Prepared:
-        """Check, render and tokenise a body of `size` bytes. Raises InvalidRequest and its kin."""
+        self, body: Body, model: TextModel, *, capacity: Capacity, raw: bytes
+    ) -> Prepared | Forwarded:
+        """Check, render and tokenise a body that was read from `raw`; an engine that does so itself
+        gets it as it is. Raises InvalidRequest and its kin."""
+        if model.kind == "engine":
+            return forward(body, raw, capacity=capacity, guess=self._guess)
         check_supported(body, capacity.features)
         stops = stops_of(body)
         language = self._languages.of(model)
         window = min(capacity.max_context_tokens, capacity.kv_tokens)
-        if size <= _INLINE_BYTES:
+        if len(raw) <= _INLINE_BYTES:
             prompts = _tokenise(body, language, window)
         else:
             loop = asyncio.get_running_loop()
             prompts = await loop.run_in_executor(self._threads, _tokenise, body, language, window)
         shortest = min(new_tokens for _, new_tokens in prompts)
         sampling = sampling_of(body, capacity.features, max_new_tokens=shortest)
-        return Prepared(language, prompts, sampling, stops)
+        return Prepared(language, prompts, sampling, stops, wanted_tokens(body) is None)
 
 
 def _tokenise(body: Body, language: Language, window: int) -> list[tuple[list[int], int]]:

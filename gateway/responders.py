@@ -10,7 +10,9 @@ from aiohttp import HttpVersion11, web
 
 from gateway import request_ids
 from gateway.answers import DONE, Chunks, Heading, Usage, usage_event, whole
+from gateway.forwarding import Forwarded
 from gateway.gathering import Gathering, StoppingChoice, WholeChoice
+from gateway.passing import Account, PassedStream, PassedWhole
 from gateway.preparing import Prepared
 from gateway.settings import GatewaySettings
 from gateway.siblings import Siblings
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 class Responder(Protocol):
     """One HTTP answer in the making."""
 
-    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared | Forwarded) -> Sink:
         """Where the tokens of choice `index` go."""
 
     def abandon(self) -> None:
@@ -42,8 +44,12 @@ class WholeResponder:
         self._usage = usage
         self._gathering = Gathering(siblings, choices)
 
-    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared | Forwarded) -> Sink:
         """See Responder."""
+        if isinstance(prepared, Forwarded):
+            account = _account(prepared, index, self._usage)
+            kind = self._heading.kind
+            return PassedWhole(self._gathering, index=index, kind=kind, account=account)
         if not prepared.stops:
             return WholeChoice(
                 self._gathering, index=index, decode=prepared.language.decode, usage=self._usage
@@ -97,13 +103,17 @@ class StreamResponder:
             buffer_bytes=settings.stream_buffer_bytes,
         )
 
-    def sink(self, request_id: str, index: int, prepared: Prepared) -> Sink:
+    def sink(self, request_id: str, index: int, prepared: Prepared | Forwarded) -> Sink:
         """See Responder."""
+        chunks = Chunks(self._heading, index, usage_follows=self._include_usage)
+        if isinstance(prepared, Forwarded):
+            account = _account(prepared, index, self._usage)
+            return PassedStream(self._channel, chunks=chunks, account=account)
         return StreamedChoice(
             request_id,
             self._channel,
             siblings=self._siblings,
-            chunks=Chunks(self._heading, index, usage_follows=self._include_usage),
+            chunks=chunks,
             pieces=prepared.pieces(),
             usage=self._usage,
         )
@@ -144,6 +154,13 @@ class StreamResponder:
         except TimeoutError:
             transport.abort()
         return response
+
+
+def _account(forwarded: Forwarded, index: int, usage: Usage) -> Account:
+    """Who counts for choice `index`: choices of one prompt share it, and the first one pays."""
+    each = len(forwarded.asks) // len(forwarded.prompts)
+    learn = forwarded.learn[index // each]
+    return Account(usage, learn, first=index % each == 0, alone=len(forwarded.asks) == 1)
 
 
 def _farewell(heading: Heading, usage: Usage | None) -> bytes:

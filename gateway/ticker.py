@@ -12,7 +12,7 @@ import structlog
 from controller.decision import Decision, TierDecision
 from controller.loop import ControlLoop
 from controller.signals import Device
-from executor.process import ExecutorProcess
+from executor.face import Executor
 from gateway.dispatcher import Dispatcher
 from gateway.metering import Meter
 from gateway.promises import Promises
@@ -30,7 +30,7 @@ class Ticker:
         self,
         loops: Mapping[str, ControlLoop],
         dispatcher: Dispatcher,
-        processes: Mapping[str, ExecutorProcess],
+        processes: Mapping[str, Executor],
         *,
         meter: Meter,
         promises: Promises,

@@ -21,6 +21,7 @@ from metrics.series import (
     Source,
     TierInstruments,
     TierLimitInstruments,
+    UpstreamInstruments,
     show,
 )
 from metrics.tally import CountFamily, TallyFamily
@@ -45,7 +46,7 @@ class Instruments:
     the first scrape on. `ends` are the pairs (outcome, reason) of requests that may occur,
     `guard_codes` what a guard may note, `dispatch_reasons` why a batch may go, `change_reasons` why
     a limit may move. Others that occur are counted all the same. `shadows` are the labels of the
-    policies that are only asked.
+    policies that are only asked, `upstreams` the executors that are engines behind HTTP.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Instruments:
         dispatch_reasons: Sequence[str] = (),
         change_reasons: Sequence[str] = (),
         shadows: Sequence[str] = (),
+        upstreams: Sequence[str] = (),
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
         self.registry = CollectorRegistry()
         self._build_tiers(tiers)
         self._build_executors(executors, tiers)
+        self._build_upstreams(upstreams)
         self._build_groups(groups, tiers)
         self._build_control(policies, decision_codes, guard_codes)
         self._build_changes(groups, tiers, change_reasons)
@@ -210,6 +213,37 @@ class Instruments:
             show(executor.kv_usage, None)
             show(executor.kv_tokens, None)
             executor.show_utilization(None, None)
+
+    def _build_upstreams(self, upstreams: Sequence[str]) -> None:
+        age = self._gauge(
+            "upstream_scrape_age_seconds",
+            "Since the engine last said what follows. NaN: never.",
+            "executor",
+        )
+        running = self._gauge(
+            "upstream_running_requests",
+            "Requests that run there, whoever's. NaN: unknown, or too old.",
+            "executor",
+        )
+        waiting = self._gauge(
+            "upstream_waiting_requests",
+            "Requests that wait there, whoever's. NaN: unknown, or too old.",
+            "executor",
+        )
+        foreign = self._gauge(
+            "upstream_foreign_requests",
+            "Requests there that are not of this daemon. NaN: unknown, or too old.",
+            "executor",
+        )
+        self.upstreams = {
+            name: UpstreamInstruments(
+                age_s=age.labels(name),
+                running=running.labels(name),
+                waiting=waiting.labels(name),
+                foreign=foreign.labels(name),
+            )
+            for name in upstreams
+        }
 
     def _build_groups(self, groups: Sequence[str], tiers: Sequence[str]) -> None:
         size = self._gauge("limit_batch_size", "Sequences at once on one executor.", "group")

@@ -106,6 +106,16 @@ class ShadowInstruments:
     errors: Count
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamInstruments:
+    """What one engine behind HTTP says of itself, its label filled in."""
+
+    age_s: Gauge
+    running: Gauge
+    waiting: Gauge
+    foreign: Gauge
+
+
 def show(gauge: Gauge, value: float | None) -> None:
     """Set a gauge; what is not known is NaN, never 0."""
     gauge.set(math.nan if value is None else value)

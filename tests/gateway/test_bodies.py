@@ -354,7 +354,7 @@ def test_any_body_is_either_prepared_or_refused_as_a_bad_request(
         read = BodyReader(kind).read(raw)
         prompt_count(read)
         wanted_tokens(read)
-        prepared = asyncio.run(preparer.prepare(read, model, capacity=CAPACITY, size=0))
+        prepared = asyncio.run(preparer.prepare(read, model, capacity=CAPACITY, raw=b""))
     except InvalidRequest:
         return
     assert all(0 < len(ids) + new <= 1024 for ids, new in prepared.prompts)

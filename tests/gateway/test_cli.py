@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from controller.config import Config
-from controller.config_executors import ContinuousExecutor
+from controller.config_executors import ContinuousExecutor, UpstreamExecutor
 from controller.config_keys import schema
 from controller.config_load import Source
 from controller.config_reference import markdown
@@ -88,11 +88,20 @@ def test_serve_with_a_models_folder_alone_takes_the_defaults(served: list[Config
     assert served == [Config(executors=(executor,))]
 
 
+def test_serve_with_an_engines_address_alone_takes_the_defaults(served: list[Config]) -> None:
+    assert run("serve", "--upstream", "http://127.0.0.1:8000")[0] == 3
+    assert run("serve", "--upstream", "http://127.0.0.1:8000", "--model", "theirs")[0] == 3
+    bare = UpstreamExecutor(kind="upstream", url="http://127.0.0.1:8000")
+    named = bare.model_copy(update={"model": "theirs"})
+    assert served == [Config(executors=(bare,)), Config(executors=(named,))]
+
+
 def test_serve_with_nothing_says_what_it_needs(served: list[Config]) -> None:
     assert run("serve") == (
         1,
         "",
-        "headway: name a configuration with -c FILE, or a model's folder with --model DIR\n",
+        "headway: name a configuration with -c FILE, a model's folder with --model DIR, or an "
+        "engine with --upstream URL\n",
     )
     assert served == []
 

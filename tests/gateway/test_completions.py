@@ -207,7 +207,7 @@ async def test_a_list_of_prompts_has_n_choices_for_each(
     text: TextModel, language: TokenLanguage
 ) -> None:
     def echo(request: Request) -> list[int]:
-        return request.prompt[1:]  # without the token in front of every text
+        return list(request.prompt[1:])  # without the token in front of every text
 
     desk = FakeDesk(text, reply=echo)
     async with serving(desk) as served, served.openai() as client:

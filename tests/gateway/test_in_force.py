@@ -129,6 +129,7 @@ LIVE: dict[str, tuple[Any, Probe, Any]] = {
     "tiers.order": ("fcfs", tier("order"), "fcfs"),
     "tiers.late": ("drop", tier("late"), "drop"),
     "tiers.sheddable": (True, tier("sheddable"), True),
+    "tiers.restart_unstreamed": (True, tier("restart_unstreamed"), True),
     "tiers.max_seats": (7, tier("max_seats"), 7),
     "tiers.max_queue_requests": (70, tier("max_queue_requests"), 70),
     "tiers.max_queue_tokens": (7000, tier("max_queue_tokens"), 7000),
