@@ -58,9 +58,15 @@ class Level:
         return _against(self.ratios)
 
     @property
-    def itself(self) -> Ratio:
+    def direct_itself(self) -> Ratio:
         """Throughput of the engine against itself."""
         return _against([a.tokens_per_s / b.tokens_per_s for a, b in self._own])
+
+    @property
+    def through_itself(self) -> Ratio:
+        """Throughput through Headway against itself."""
+        pairs = [one.through for one in self.rounds]
+        return _against([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
 
     @property
     def gaps(self) -> Ratio:
@@ -102,9 +108,9 @@ def table(levels: Sequence[Level]) -> str:
     """The result as Markdown."""
     lines = [
         "| at once | direct, tokens/s | Headway, tokens/s | ratio: median, mean [95 %] "
-        "| direct against itself | P99 ITL, direct | through Headway | ratio [95 %] "
-        "| noise | holds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| direct against itself | Headway against itself "
+        "| P99 ITL, direct | through Headway | ratio [95 %] | noise | holds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for level in levels:
         runs = [run for one in level.rounds for run in one.through]
@@ -114,7 +120,7 @@ def table(levels: Sequence[Level]) -> str:
             f"| {statistics.median(run.tokens_per_s for run in own):.1f} "
             f"| {statistics.median(run.tokens_per_s for run in runs):.1f} "
             f"| {statistics.median(level.ratios):.3f}, {_shown(level.ratio)} "
-            f"| {_shown(level.itself)} "
+            f"| {_shown(level.direct_itself)} | {_shown(level.through_itself)} "
             f"| {statistics.median(run.p99_gap_s for run in own) * 1e3:.1f} ms "
             f"| {statistics.median(run.p99_gap_s for run in runs) * 1e3:.1f} ms "
             f"| {_shown(level.gaps)} | ±{level.gap_noise - 1:.1%} "

@@ -26,10 +26,11 @@ def test_a_round_is_what_both_runs_made_against_what_both_made_directly() -> Non
     assert level((90, 100, 110, 80)).ratios == [1.0]
 
 
-def test_drift_within_a_round_cancels_in_the_ratio_and_shows_in_the_engine_against_itself() -> None:
+def test_drift_within_a_round_cancels_in_the_ratio_and_shows_in_each_against_itself() -> None:
     drifting = level((100, 70, 90, 80), (100, 70, 90, 80))
     assert drifting.ratio.mean == pytest.approx(1.0)
-    assert drifting.itself.mean == pytest.approx(90 / 80)
+    assert drifting.direct_itself.mean == pytest.approx(90 / 80)
+    assert drifting.through_itself.mean == pytest.approx(100 / 70)
 
 
 def test_a_loss_of_two_percent_holds_and_one_of_four_does_not() -> None:
@@ -70,6 +71,7 @@ def test_the_99th_percentile_of_a_hundred_gaps_is_the_second_longest() -> None:
 def test_the_table_has_a_row_for_each_concurrency_and_its_verdict() -> None:
     rows = table([level((98, 98, 100, 100), (98, 98, 100, 100))]).splitlines()
     assert rows[2] == (
-        "| 4 | 100.0 | 98.0 | 0.980, 0.980 [0.980, 0.980] | 1.000 [1.000, 1.000] "
+        "| 4 | 100.0 | 98.0 | 0.980, 0.980 [0.980, 0.980] "
+        "| 1.000 [1.000, 1.000] | 1.000 [1.000, 1.000] "
         "| 10.0 ms | 10.0 ms | 1.000 [1.000, 1.000] | ±0.0% | yes |"
     )
