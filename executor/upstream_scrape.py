@@ -50,15 +50,12 @@ def read(text: str) -> dict[Signal, float]:
 
 def kv_tokens(text: str) -> int | None:
     """Tokens of KV memory, where an exposition says so. Raises ValueError for none."""
-    lines = [line for line in text.splitlines() if line.startswith(_SIZES)]
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            if sample.name == "sglang:max_total_num_tokens":
-                return int(sample.value) or None
-            labels = sample.labels
-            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-            if blocks.isdigit() and size.isdigit():
-                return int(blocks) * int(size) or None
+    for sample in _samples(text, _SIZES):
+        if sample.name == "sglang:max_total_num_tokens":
+            return int(sample.value) or None
+        blocks, size = (sample.labels.get(label, "") for label in ("num_gpu_blocks", "block_size"))
+        if blocks.isdigit() and size.isdigit():
+            return int(blocks) * int(size) or None
     return None
 
 
@@ -156,17 +153,23 @@ _LARGEST = frozenset(part for name in ALIASES["kv"] for part in name.split(" / "
 
 def _values(text: str) -> dict[str, float]:
     """Each of the names that count, over all of its series: the sum, of fractions the largest."""
-    # An engine's exposition is long, and reading all of it would hold up every stream.
-    lines = [line for line in text.splitlines() if line.startswith(_NAMES)]
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            if sample.name in _NAMES and sample.value == sample.value:
-                before = values.get(sample.name)
-                if before is None:
-                    values[sample.name] = sample.value
-                elif sample.name in _LARGEST:
-                    values[sample.name] = max(before, sample.value)
-                else:
-                    values[sample.name] = before + sample.value
+    for sample in _samples(text, _NAMES):
+        name, value = sample.name, sample.value
+        if name in _NAMES and value == value:
+            before = values.get(name)
+            if before is not None:
+                value = max(before, value) if name in _LARGEST else before + value
+            values[name] = value
     return values
+
+
+def _samples(text: str, names: tuple[str, ...]) -> list[Any]:
+    # An engine's exposition is long, and reading all of it would hold up every stream.
+    lines = [line for line in text.splitlines() if line.startswith(names)]
+    try:
+        families = list(text_string_to_metric_families("\n".join([*lines, ""])))
+    except (IndexError, KeyError, TypeError) as error:
+        # The library does not expect everything that is no exposition.
+        raise ValueError(f"no exposition: {error}") from error
+    return [sample for family in families for sample in family.samples]

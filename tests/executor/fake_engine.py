@@ -1,7 +1,7 @@
 """An engine behind HTTP that a test holds in its hand: OpenAI's API, steps, metrics, and switches.
 
-It listens on a free port of the loopback, in the test's own event loop. It behaves as vLLM does:
-at most `max_seqs` requests have a seat, the others wait in its queue, and who hangs up is noticed.
+It listens on a free port of the loopback, in the test's own event loop. It runs whatever it is
+given at once, counts how many that are, and notices who hangs up, as vLLM does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ class Ask:
 
     path: str
     body: dict[str, Any]
+    headers: Mapping[str, str]
     sent: int = 0
     gone: bool = False
     done: bool = False
@@ -42,19 +43,19 @@ class FakeEngine:
     `pace_s` is the time of a step in which everybody gets a token; None: tokens come when the test
     calls `step`. `words` are the texts of tokens. `status` other than 200 is answered with `error`.
     `hang`: requests are taken and nothing comes. `cut_after`: the connection breaks after so many
-    tokens. `kind` is the flavour of its metrics and models.
+    tokens. `unwell`: its health says so. `kind` is the flavour of its metrics and models.
     """
 
     def __init__(self, kind: str = "vllm") -> None:
         self.kind = kind
         self.pace_s: float | None = 0.002
         self.words = WORDS
-        self.max_seqs = 64
         self.status = 200
         self.error: Any = {"error": {"message": "no", "type": "server_error", "code": None}}
         self.headers: dict[str, str] = {}
         self.hang = False
         self.hang_metrics = False
+        self.unwell = False
         self.cut_after: int | None = None
         self.refuses: frozenset[str] = frozenset()
         self.says_done = True
@@ -67,7 +68,6 @@ class FakeEngine:
         self.generated = 0
         self.extra_deltas: list[dict[str, Any]] = []
         self.on_ask: Callable[[Ask], None] = lambda ask: None
-        self._seats = asyncio.Semaphore(self.max_seqs)
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -81,6 +81,11 @@ class FakeEngine:
     def running(self) -> list[Ask]:
         """Those that it works for."""
         return [ask for ask in self.asks if not ask.done and not ask.gone]
+
+    def headers_of(self, request_id: str) -> Mapping[str, str]:
+        """The headers of the first request that this one has made."""
+        name = "X-Request-Id"
+        return next(a.headers for a in self.asks if a.headers[name].startswith(f"{request_id}-"))
 
     def step(self, tokens: int = 1) -> None:
         """Everybody gets so many tokens."""
@@ -96,11 +101,11 @@ class FakeEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, "127.0.0.1", self._port, shutdown_timeout=0.0, reuse_address=True
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0
         )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
@@ -124,7 +129,7 @@ class FakeEngine:
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        ask = Ask(http.path, body)
+        ask = Ask(http.path, body, http.headers)
         self.asks.append(ask)
         self.most_at_once = max(self.most_at_once, len(self.running))
         self.on_ask(ask)
@@ -210,7 +215,7 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _health(self, http: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=503 if self.unwell else 200)
 
     async def _metrics(self, http: web.Request) -> web.Response:
         if self.hang_metrics:
