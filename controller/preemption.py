@@ -225,7 +225,8 @@ class Preemptor:
             if ranks[name] >= priority or seat.state is not SeatState.RUNNING:
                 continue
             going_on[name] = going_on.get(name, 0) + 1
-            if not resumes and (request.tokens or name not in self._restarts):
+            begun = request.tokens and not request.unseen
+            if not resumes and (begun or name not in self._restarts):
                 continue
             if _may_go(seat) and id(seat) not in taken:
                 able.append((ranks[name], len(request.prompt) + len(request.tokens), seat))

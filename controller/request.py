@@ -55,7 +55,8 @@ class Request:
     order those of one client, and `line` is where in its queue it waits, the queue's own business.
     `size` is the bytes that it takes up in its queue, the first time.
     `prompt` is a range, as long as the prompt is thought to be, where the engine reads text by
-    itself; then `ask` is what it gets.
+    itself; then `ask` is what it gets. `unseen`: nobody sees anything of it before it is whole, so
+    that it may begin again.
     `tokens` is the completion so far and survives a preemption; `attempt` counts dispatches,
     `preemptions` the seats that it gave up for others, `faults` the attempts that an executor gave
     back or lost, and `suspects` how many of those that were with it then may be to blame, until it
@@ -74,6 +75,7 @@ class Request:
     finish_by: float | None = None
     expected_new_tokens: int | None = None
     ask: Ask | None = None
+    unseen: bool = False
     work_tokens: int = field(init=False)
     place: int = 0
     size: int = 0

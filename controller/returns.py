@@ -122,7 +122,8 @@ class Returns:
             elif back.alone:
                 request.faults += 1
                 request.shuns = executor.name
-                if request.faults >= MAX_OWN_FAULTS or request.tokens:
+                begun = request.tokens and not request.unseen
+                if request.faults >= MAX_OWN_FAULTS or begun:
                     self._end(request, back, now)
                 else:
                     self._again(request, back.reason, now, resumes=resumes)
@@ -159,10 +160,12 @@ class Returns:
         if _is_whole(request):
             # Its last token came, the word that it was the last did not.
             self._book.end(request, now, Outcome.FINISHED, reason="length")
-        elif request.tokens and not resumes:
+        elif request.tokens and not resumes and not request.unseen:
             detail = "this executor cannot continue what has begun"
             self._book.end(request, now, Outcome.FAILED, reason=reason, detail=detail)
         else:
+            if not resumes:
+                request.tokens = []
             self._expect(request)
             self._queues[request.tier].put_back(request)
             for tell in self._audience.given_back:

@@ -193,10 +193,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 
 class Said(msgspec.Struct, frozen=True):
     """What an engine wrote in one event of its stream: the fields of its choice by name (none where
-    it had none), and those of the usage, each as the JSON that it wrote."""
+    it had none), and those of the usage, each as the JSON that it wrote. `begins`: it is the first
+    of its attempt, and what was said in another one counts no more."""
 
     choice: dict[str, msgspec.Raw] = {}
     usage: dict[str, msgspec.Raw] = {}
+    begins: bool = False
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True):

@@ -21,9 +21,6 @@ from executor.upstream_probe import About, Probe, Unreachable
 from executor.upstream_settings import UpstreamSettings
 from executor.upstream_talk import Lines
 
-# Servers close idle connections after 5 s and more: who comes first avoids a race.
-KEEP_ALIVE_S = 4.0
-
 
 class UpstreamExecutor:
     """One engine behind HTTP, out of service whenever it is not there or makes no progress.
@@ -196,7 +193,9 @@ class UpstreamExecutor:
         if settings.api_key:
             headers["Authorization"] = f"Bearer {settings.api_key}"
         # The ledger bounds what is in flight; a queue of connections would be one behind the queue.
-        lines = Lines(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        # Each has one use: engines close idle ones when they like, llama.cpp at once, and then
+        # nobody could tell a request that was lost from one that never arrived.
+        lines = Lines(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
         async with aiohttp.ClientSession(
             connector=lines, headers=headers, timeout=timeout

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from executor.contract import Refusal, Said
+from executor.contract import Refusal
 
 DONE = b"[DONE]"
 _EMPTY = (b"null", b'""', b"[]", b"{}")
@@ -52,11 +52,6 @@ class Chunk(msgspec.Struct):
     usage: dict[str, msgspec.Raw] | None = None
     error: Any = None
     object: str | None = None
-
-    @property
-    def said(self) -> Said:
-        """What of it is the client's."""
-        return Said(self.choices[0] if self.choices else {}, self.usage or {})
 
     @property
     def finish_reason(self) -> str | None:

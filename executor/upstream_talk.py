@@ -15,6 +15,7 @@ from executor.contract import FinishReason, Key, Refusal, Said, Submit
 from executor.upstream_events import (
     DONE,
     BadStream,
+    Chunk,
     Counter,
     EventParser,
     number,
@@ -119,7 +120,6 @@ class Talk:
         self._counter = Counter()
         self._reason: str | None = None
         self._spoke = False
-        self._answered = False
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -127,42 +127,25 @@ class Talk:
         """Ask, and listen to the end; None once it was finished, or let go."""
         task = asyncio.current_task()
         assert task is not None
-        # A connection that it had before may be somebody else's by now.
         self._lines.forget(task)
-        self._task, self._answered = task, False
+        self._task = task
         # Unique there, too: what is asked again is another request.
         headers = {"X-Request-Id": f"{self.key.request_id}-{self.key.attempt}"}
         try:
-            return await self._hold(session, url, body, headers=headers)
+            if self.released.is_set():
+                return None
+            async with session.post(
+                url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                return await self._listen(response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return self._ends_as(Broken(str(error) or type(error).__name__))
+        except BadStream as error:
+            return self._ends_as(Failed(str(error)))
         finally:
             self._task = None
             if self._timer is not None:
                 self._timer.cancel()
-
-    async def _hold(
-        self, session: aiohttp.ClientSession, url: str, body: bytes, *, headers: dict[str, str]
-    ) -> End:
-        for fresh in (False, True):
-            if self.released.is_set():
-                return None
-            try:
-                async with session.post(
-                    url, data=body, headers=headers, allow_redirects=False
-                ) as response:
-                    self._answered = True
-                    return await self._listen(response)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                refused = isinstance(error, aiohttp.ClientConnectorError)
-                # The engine may close a connection that was idle at the moment of its next use.
-                if self.released.is_set() or self.finished:
-                    return None
-                if self._answered or fresh or refused:
-                    return Broken(_words(error))
-            except (aiohttp.ClientError, TimeoutError) as error:
-                return None if self.released.is_set() or self.finished else Broken(_words(error))
-            except BadStream as error:
-                return None if self.released.is_set() or self.finished else Failed(str(error))
-        raise AssertionError("a second attempt always ends it")
 
     def let_go(self) -> None:
         """Nobody listens any more. The engine is told, and has a moment to close the connection:
@@ -195,10 +178,14 @@ class Talk:
                 return end
         if (end := self._take(parser.finish())) is not None:
             return end
+        return self._ends_as(Broken("the engine's answer stopped in the middle"))
+
+    def _ends_as(self, otherwise: Failed | Broken) -> End:
+        """What the end of the connection means, if it is not that of the answer."""
         if self.released.is_set() or self.finished:
             return None
         if self._reason is None:
-            return Broken("the engine's answer stopped in the middle")
+            return otherwise
         # Some say why they stop and leave it at that.
         self._finish()
         return None
@@ -215,25 +202,28 @@ class Talk:
             chunk = parse(data)
             if chunk.error is not None or chunk.object == "error":
                 return _error(data, spoke=self._spoke)
-            self._reason = chunk.finish_reason or self._reason
-            said_now = chunk.said
-            if not self.knows_prompt:
-                length = number(said_now.usage.get("prompt_tokens"))
-                if length:
-                    self.prompt, self.knows_prompt = length, True
-            tokens = self._counter.take(chunk)
-            greets = bool(said_now.choice) and only_greets(said_now.choice)
-            if greets and not chunk.finish_reason and not tokens:
-                continue
-            if said_now.choice or tokens or (said_now.usage and self._spoke):
-                self._spoke = True
-                self._hearer.on_said(self, said_now, tokens)
+            self._hear(chunk)
         return None
+
+    def _hear(self, chunk: Chunk) -> None:
+        self._reason = chunk.finish_reason or self._reason
+        choice, usage = chunk.choices[0] if chunk.choices else {}, chunk.usage or {}
+        length = None if self.knows_prompt else number(usage.get("prompt_tokens"))
+        if length:
+            self.prompt, self.knows_prompt = length, True
+        tokens = self._counter.take(chunk)
+        # Who speaks is known here, and nothing has come yet.
+        if not tokens and choice and not chunk.finish_reason and only_greets(choice):
+            return
+        if choice or tokens or (usage and self._spoke):
+            said = Said(choice, usage, begins=not self._spoke)
+            self._spoke = True
+            self._hearer.on_said(self, said, tokens)
 
     def _finish(self) -> None:
         self.finished = True
         self._hearer.on_finished(self, "length" if self._reason == "length" else "stop")
-        # The connection is of use again once the engine has ended its answer.
+        # The engine ends the connection, too, so that it is not cut off in the middle of that.
         transport = None if self._task is None else self._lines.of(self._task)
         if transport is not None:
             self._abort_later(transport)
@@ -268,7 +258,3 @@ def _pause_s(written: str) -> float:
     except ValueError:
         return PAUSE_S
     return min(MOST_PAUSE_S, max(0.0, pause_s)) if math.isfinite(pause_s) else PAUSE_S
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -196,6 +196,7 @@ class Completions:
                     else None
                 ),
                 ask=None if asks is None else asks[index],
+                unseen=asks is not None and not body.stream,
             )
             siblings.add(request.id)
             self._desk.offer(request, permit, responder.sink(request.id, index, prepared))

@@ -123,6 +123,8 @@ class PassedWhole:
     def on_tokens(self, ids: list[Said], now: float) -> None:
         """See Sink."""
         for said in ids:
+            if said.begins:
+                self._said.clear()
             self._account.take(said)
             if said.choice:
                 self._said.append(said.choice)

@@ -64,6 +64,7 @@ class FakeEngine:
         self.foreign = 0
         self.preemptions = 0
         self.asks: list[Ask] = []
+        self.keys: set[str | None] = set()
         self.most_at_once = 0
         self.generated = 0
         self.extra_deltas: list[dict[str, Any]] = []
@@ -211,6 +212,7 @@ class FakeEngine:
         }
 
     async def _models(self, http: web.Request) -> web.Response:
+        self.keys.add(http.headers.get("Authorization"))
         model = {"id": self.model, "object": "model", "max_model_len": 4096, "owned_by": self.kind}
         return web.json_response({"object": "list", "data": [model]})
 

@@ -100,7 +100,7 @@ def test_the_engines_own_count_goes_before_ours() -> None:
 
 def test_only_an_event_without_content_is_a_greeting() -> None:
     greets = [
-        only_greets(chunk(**fields).said.choice)
+        only_greets((chunk(**fields).choices or [{}])[0])
         for fields in (
             chat({"role": "assistant"}),
             chat({"role": "assistant", "content": ""}),
