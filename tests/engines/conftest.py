@@ -10,12 +10,12 @@ from bench.engine_table import ENGINES
 from bench.engines import running
 from tests.e2e.daemon import ROOT, Daemon
 
-SEATS = 3
+SEATS = 4
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Server]:
-    """llama.cpp's server with three seats."""
+    """llama.cpp's server with four seats."""
     with running(ENGINES["llamacpp"], seats=SEATS) as server:
         yield server
 

@@ -121,25 +121,31 @@ async def test_what_has_not_streamed_outlives_a_killed_engine_and_what_has_says_
                     on_text=lambda text: begun.release(),
                 )
             )
-            for _ in range(SEATS - 1)
+            for _ in range(2)
         ]
+        # Of an answer that comes as a whole nobody has seen anything yet.
+        whole = asyncio.create_task(client.ask(PROMPT, tokens=64, ignore_eos=True))
         for _ in range(8 * len(streamed)):
             await begun.acquire()
         # The engine has it, and reads for longer than it lives.
-        reading = asyncio.create_task(client.ask(PROMPT * 40, tokens=4, stream=True))
+        reading = asyncio.create_task(
+            client.ask(PROMPT * 40, tokens=4, stream=True, ignore_eos=True)
+        )
         await client.until(lambda state: state["requests"]["running"] == SEATS, "a full engine")
         waiting = [
-            asyncio.create_task(client.ask(PROMPT, tokens=4, stream=stream))
+            asyncio.create_task(client.ask(PROMPT, tokens=4, stream=stream, ignore_eos=True))
             for stream in (True, False, True)
         ]
         await client.until(lambda state: state["requests"]["queued"] == 3, "three who wait")
+        assert not whole.done()
         engine.kill()
         for answer in await asyncio.gather(*streamed):
             assert (answer.ended, bool(answer.text)) == ("error", True)
         await client.until(lambda state: not state["ready"], "the engine's absence to be known")
-        assert [task.result() for task in (reading, *waiting) if task.done()] == []
+        assert [task.result() for task in (whole, reading, *waiting) if task.done()] == []
         await asyncio.to_thread(engine.start)
-        for answer in await asyncio.gather(reading, *waiting):
+        for answer in await asyncio.gather(whole, reading, *waiting):
             assert (answer.ended, answer.finish_reason) == ("done", "length")
+        assert whole.result().record["usage"]["completion_tokens"] == 64
         assert (await client.ask(PROMPT, tokens=4)).ended == "done"
         assert conserved(await client.state())
