@@ -2,7 +2,8 @@
 
 An engine sends the tokens of one step together. So tokens that come together are taken for one
 step, which began when those before it came, or when the engine was given something after a rest. A
-step is over when somebody has a token for the second time, or nothing came for about half a step.
+step is over when somebody has a token for the second time, or nothing came for half a step: some
+engines send all tokens at once, some a little at a time, and some wait for a prompt in between.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Step(NamedTuple):
 @dataclass(slots=True)
 class _Burst:
     began_at: float
+    last_at: float
     duration_s: float
     epoch: int
     rows: dict[Hashable, int] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Bursts:
     def over_at(self) -> float | None:
         """The instant from which the step under way is over, unless more comes; None: there is
         none of which anything has come."""
-        return None if self._burst is None else self._burst.began_at + self._gap_s
+        return None if self._burst is None else self._burst.last_at + self._gap_s
 
     def begin(self, now: float) -> None:
         """The engine was given something to do; it was at rest unless something was under way."""
@@ -72,13 +74,14 @@ class Bursts:
         """Tokens came, each sequence named once; answers the step before, where this is another."""
         burst, done = self._burst, None
         if burst is not None and (
-            now > burst.began_at + self._gap_s or any(one.key in burst.rows for one in arrivals)
+            now > burst.last_at + self._gap_s or any(one.key in burst.rows for one in arrivals)
         ):
             done, burst = self.close(), None
         if burst is None:
             since = now if self._since is None else self._since
-            burst = self._burst = _Burst(now, now - since, epoch)
+            burst = self._burst = _Burst(now, now, now - since, epoch)
             self._since = now
+        burst.last_at = now
         for one in arrivals:
             burst.rows[one.key] = one.tokens
             burst.context += one.context

@@ -66,7 +66,7 @@ class Probe:
             dialect,
             model,
             Capacity(
-                model=settings.served_name or model,
+                model=settings.served_name or model or dialect.name,
                 device=f"{dialect.name} at {settings.url}",
                 max_seqs=seats,
                 max_step_tokens=settings.max_step_tokens,

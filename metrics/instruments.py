@@ -215,6 +215,10 @@ class Instruments:
             executor.show_utilization(None, None)
 
     def _build_upstreams(self, upstreams: Sequence[str]) -> None:
+        self.upstreams: dict[str, UpstreamInstruments] = {}
+        if not upstreams:
+            # A family without a series would say nothing.
+            return
         age = self._gauge(
             "upstream_scrape_age_seconds",
             "Since the engine last said what follows. NaN: never.",

@@ -33,9 +33,11 @@ def test_tokens_that_come_after_half_a_step_are_another_step() -> None:
     bursts.begin(0.0)
     come(bursts, 0.02, "a")
     assert rounded(come(bursts, 0.04, "a")) == (1, 0.02, 1)
-    # Half of 20 ms.
+    # Half of 20 ms, since the last one came.
     assert come(bursts, 0.0499, "b") is None
-    assert rounded(come(bursts, 0.0501, "c")) == (1, 0.02, 2)
+    assert come(bursts, 0.0598, "c") is None
+    assert rounded(come(bursts, 0.0699, "d")) == (1, 0.02, 3)
+    assert rounded(bursts.close()) == (1, 0.0299, 1)
 
 
 def test_a_step_lasts_since_the_one_before_it_and_after_a_rest_since_it_was_given_something() -> (
