@@ -87,7 +87,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
                 # They come along, do not fit its torch, and break its import.
                 removed=("torchvision", "torchaudio", "torchcodec"),
                 command=_vllm,
-                startup_s=240.0,
+                startup_s=600.0,
                 environment=MappingProxyType(
                     {
                         "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -10,7 +10,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.engine_process import Server
-from bench.stream_load import chat_body
+from bench.stream_load import chat_body, load
 from tests.e2e.client import Client, conserved, until
 from tests.e2e.daemon import Daemon
 from tests.engines.conftest import SEATS
@@ -69,6 +69,17 @@ async def test_a_chat_is_streamed_through_as_the_engine_writes_it(
     direct = await pieces(engine.url, body)
     assert len(direct) == 12
     assert await pieces(front.address, body) == direct
+
+
+async def test_every_token_of_many_chats_at_once_comes_through(
+    engine: Server, front: Daemon
+) -> None:
+    async with front.client() as client:
+        await client.ready()
+    many = {"concurrency": 2 * SEATS, "requests": 6 * SEATS, "max_tokens": 8}
+    found = await load(front.address, model=engine.model, **many)
+    assert [chat.tokens for chat in found.chats] == [8] * 6 * SEATS
+    assert [len(chat.gaps_s) for chat in found.chats] == [7] * 6 * SEATS
 
 
 async def test_a_client_that_leaves_frees_the_engines_seat_within_a_second(
