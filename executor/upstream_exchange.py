@@ -68,6 +68,10 @@ class Exchange:
             interval_s=connection.settings.scrape_interval_s,
             clock=clock,
         )
+        if about.metrics:
+            # The first look was taken when it was found.
+            with suppress(ValueError):
+                self._scraper.take(about.metrics)
         self._telling = Telling(
             name,
             incarnation,

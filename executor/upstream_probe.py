@@ -21,11 +21,13 @@ class Unreachable(OSError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """An engine that is there: its dialect, the name of its model there, and what it can do."""
+    """An engine that is there: its dialect, the name of its model there, what it can do, and what
+    it exported then (empty: nothing)."""
 
     dialect: Dialect
     model: str
     capacity: Capacity
+    metrics: str
 
 
 class Probe:
@@ -78,6 +80,7 @@ class Probe:
                 tells_prefill=False,
                 features=frozenset(Feature),
             ),
+            metrics,
         )
 
     async def metrics(self, *, or_nothing: bool = False) -> str:

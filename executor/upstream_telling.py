@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from executor.contract import (
     Capacity,
     Finished,
@@ -146,37 +148,49 @@ class Telling:
         self._watch()
 
     def _report(self, step: Step | None, tokens: list[Tokens]) -> None:
+        ends = (self._finished, self._returned, self._released)
+        if not (step or tokens or self._warning or any(ends)):
+            return
+        report = msgspec.structs.replace(
+            self._of_step(step),
+            tokens=tokens,
+            finished=self._finished,
+            released=self._released,
+            returned=self._returned,
+            prompts=self._prompts,
+            warning=self._warning,
+        )
+        self._finished, self._returned, self._released = [], [], []
+        self._prompts, self._warning = [], ""
+        self._send(report)
+
+    def _of_step(self, step: Step | None) -> Report:
+        """What there is to say when a step is over, or none."""
         scrape = self._scraper.fresh(self._clock())
         kv = None if scrape is None else scrape.kv
-        ends = (self._finished, self._returned, self._released)
-        if self._closed or not (step or tokens or self._warning or any(ends)):
-            return
-        prompts, self._prompts = self._prompts, []
-        finished, self._finished = self._finished, []
-        returned, self._returned = self._returned, []
-        released, self._released = self._released, []
-        warning, self._warning = self._warning, ""
-        report = Report(
-            epoch=self.epoch if step is None else step.epoch,
-            steps=0 if step is None else step.steps,
-            sample=None if step is None else step.sample,
-            kv_tokens=None if kv is None else round(kv * self._capacity.kv_tokens),
-            tokens=tokens,
-            finished=finished,
-            released=released,
-            returned=returned,
-            prompts=prompts,
-            paused=0 if step is None else self._scraper.take_paused(),
-            warning=warning,
+        kv_tokens = None if kv is None else round(kv * self._capacity.kv_tokens)
+        if step is None:
+            return Report(epoch=self.epoch, steps=0, kv_tokens=kv_tokens)
+        return Report(
+            epoch=step.epoch,
+            steps=step.steps,
+            sample=step.sample,
+            kv_tokens=kv_tokens,
+            paused=self._scraper.take_paused(),
         )
+
+    def _send(self, report: Report) -> None:
+        if self._closed:
+            return
         try:
             self._events.on_report(self._name, self._incarnation, report)
         except Exception as error:
             self._on_error(error)
 
     def _step_is_over(self) -> None:
+        # Nothing else with it: an end must not be told before the tokens that came before it.
         if (step := self._bursts.close()) is not None:
-            self._report(step, [])
+            self._send(self._of_step(step))
 
     def _watch(self) -> None:
         """Look again when the step under way is over."""

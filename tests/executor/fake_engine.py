@@ -83,6 +83,17 @@ class FakeEngine:
         """Those that it works for."""
         return [ask for ask in self.asks if not ask.done and not ask.gone]
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is gone."""
+        return self._runner is None
+
+    @property
+    def connections(self) -> int:
+        """How many it has open."""
+        server = None if self._runner is None else self._runner.server
+        return 0 if server is None else len(server.connections)
+
     def headers_of(self, request_id: str) -> Mapping[str, str]:
         """The headers of the first request that this one has made."""
         name = "X-Request-Id"

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-
-import pytest
-import uvloop
 
 from executor.contract import (
     Feature,
@@ -22,13 +19,6 @@ from executor.contract import (
 from executor.process import State
 from tests.executor.fake_engine import WORDS, engine
 from tests.executor.upstream_rig import Heard, submit, upstream, work
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop of the daemon: connections end there as they do in service."""
-    return {"uvloop": uvloop.new_event_loop}
 
 
 async def test_it_is_ready_with_what_the_engine_says_of_itself() -> None:
