@@ -7,6 +7,7 @@ import json
 import time
 
 import aiohttp
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.engine_process import Server
@@ -15,6 +16,8 @@ from tests.e2e.client import Client, conserved, until
 from tests.e2e.daemon import Daemon
 from tests.engines.conftest import SEATS
 
+# A real model computes: on a machine that does other things as well it takes its time.
+pytestmark = pytest.mark.timeout(240)
 # Long enough that no test sees its end, and within what a seat of the engine holds.
 ENDLESS = 900
 PROMPT = "One, two, three, four,"
