@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +148,16 @@ class Probe:
                 f"{path} had no answer in {settings.connect_timeout_s:g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise Unreachable(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        # The library's own words are about its options.
+        code = error.os_error.errno or 0
+        known = code > 0 and not isinstance(error.os_error, socket.gaierror)
+        return os.strerror(code) if known else str(error.os_error.strerror or error.os_error)
+    return str(error) or type(error).__name__
 
 
 def _json(body: bytes) -> Any:

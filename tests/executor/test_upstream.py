@@ -56,8 +56,7 @@ async def test_while_nobody_is_there_it_waits_and_says_so_once() -> None:
         await there.kill()
         async with upstream(heard, there.url, ready=False) as executor:
             await heard.until(lambda: executor.state is State.LOADING)
-            assert executor.words.startswith(f"waits for {there.url}: ")
-            assert "onnect" in executor.words
+            assert executor.words == f"waits for {there.url}: Connection refused"
             await asyncio.sleep(0.1)
             assert [entry[0] for entry in heard.log] == ["loading"]
             await there.start()
@@ -296,7 +295,7 @@ async def test_an_engine_that_dies_is_lost_at_once_and_back_when_it_is() -> None
         await heard.until(lambda: bool(heard.lost))
         ((incarnation, reason, restart_in_s),) = heard.lost
         assert (incarnation, restart_in_s) == (1, 0.01)
-        assert reason.startswith("disconnected: ")
+        assert reason == "disconnected: Connection refused"
         told = len(heard.reports)
         await heard.until(lambda: executor.state is State.LOADING)
         assert not executor.ready
