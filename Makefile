@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test check evaluate evaluate-short clean
+.PHONY: help serve test test-e2e check evaluate evaluate-short clean
 
 help:
 	@echo "make serve   a small real model on 127.0.0.1:8080, installed and converted at first"
 	@echo "make test    the tests"
+	@echo "make test-e2e   the tests before a real engine: llama.cpp's server, installed into your cache"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make evaluate   policies against hindsight and others, into docs/evaluation.md; under an hour"
 	@echo "make evaluate-short   whether the default policy became worse; minutes"
@@ -23,6 +24,10 @@ serve: $(VENV)/.model
 
 test: $(VENV)/.dev
 	$(BIN)/pytest $(TESTS)
+
+test-e2e: $(VENV)/.dev
+	$(BIN)/python -m bench.engines install llamacpp
+	$(BIN)/pytest tests/engines
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -12,68 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from bench.engine_process import Server, free_port
 from bench.openai_load import run_round
-
-STARTUP_S = 180.0
-
-
-def free_port() -> int:
-    """A port that was free a moment ago; the peer cannot say which one it chose."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def server(command: list[str], port: int, log: Path) -> Iterator[str]:
-    """Run a server until the block ends; yields its address once it answers."""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
-        try:
-            address = f"http://127.0.0.1:{port}"
-            asyncio.run(_await_ready(address, process, log))
-            yield address
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-async def _await_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + STARTUP_S
-    async with aiohttp.ClientSession() as session:
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise SystemExit(f"server ended with {process.returncode}: see {log}")
-            for path in ("/readyz", "/health"):
-                try:
-                    async with session.get(address + path) as response:
-                        if response.status == 200:
-                            return
-                        if path == "/readyz" and response.status == 503:
-                            break
-                except aiohttp.ClientError:
-                    pass
-            await asyncio.sleep(0.5)
-    raise SystemExit(f"server was not ready after {STARTUP_S:.0f} s: see {log}")
 
 
 def headway_command(model: Path, port: int, args: argparse.Namespace) -> list[str]:
@@ -215,11 +162,12 @@ def main() -> None:
         args.folder = stack.enter_context(tempfile.TemporaryDirectory())
         logs = Path(args.folder)
         ports = free_port(), free_port()
-        a = stack.enter_context(
-            server(headway_command(args.model, ports[0], args), ports[0], logs / "a.log")
-        )
-        b = stack.enter_context(
-            server(peer_command(args.model, ports[1], args), ports[1], logs / "b.log")
+        a, b = (
+            stack.enter_context(Server(command, port, log=logs / str(port), ready_path=ready)).url
+            for command, port, ready in (
+                (headway_command(args.model, ports[0], args), ports[0], "/readyz"),
+                (peer_command(args.model, ports[1], args), ports[1], "/health"),
+            )
         )
         for address, name in ((a, Path(args.model).name), (b, str(args.model))):
             # The peer warms up with its first requests: that is not what is compared.
