@@ -10,7 +10,7 @@ from controller import config_groups
 from controller.asking import one_line
 from controller.config import Config
 from controller.config_control import OwnPolicyConfig, PolicyConfig
-from controller.config_executors import ContinuousExecutor
+from controller.config_executors import ContinuousExecutor, ModelExecutor
 from controller.config_replicas import each_of
 from controller.config_tree import Path, Problem, dotted
 from controller.units import format_duration, format_size
@@ -68,12 +68,11 @@ def _executors(config: Config) -> Iterator[Problem]:
                 f"max_batch_size, {size}: each needs at least one",
                 ((*around, "max_batch_size"),),
             )
-        devices = getattr(executor, "devices", ())
-        if devices and executor.count > 1:
+        if isinstance(executor, ModelExecutor) and executor.devices and executor.count > 1:
             yield Problem(
                 (*path, "count"),
-                f"{executor.count} is given beside devices, which name {len(devices)} executors: "
-                "one of them is enough",
+                f"{executor.count} is given beside devices, which name {len(executor.devices)} "
+                "executors: one of them is enough",
                 ((*path, "devices"),),
             )
     yield from _repeated(

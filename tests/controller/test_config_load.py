@@ -169,8 +169,8 @@ def test_a_missing_key_is_told_at_what_lacks_it(write: Write) -> None:
 def test_the_kind_of_an_executor_is_required_and_one_of_those_there_are(write: Write) -> None:
     assert refusal(write("executors:\n- name: a\n- {name: b, kind: vllm}\n")) == [
         "mine.yaml:2: executors.0.kind: is required",
-        "mine.yaml:3: executors.1.kind: should be one of 'continuous', 'simulated', 'upstream'; "
-        "given 'vllm'",
+        "mine.yaml:3: executors.1.kind: should be one of 'continuous', 'padded', 'simulated', "
+        "'upstream'; given 'vllm'",
     ]
 
 
