@@ -13,7 +13,7 @@ help:
 	@echo "make test    the tests"
 	@echo "make test-e2e   the tests before a real engine: llama.cpp's server, installed into your cache"
 	@echo "make check   format, lint, types, import rules"
-	@echo "make evaluate   policies against hindsight and others, into docs/evaluation.md; under an hour"
+	@echo "make evaluate   policies against hindsight and others, into docs/evaluation.md; about an hour"
 	@echo "make evaluate-short   whether the default policy became worse; minutes"
 	@echo "make clean   remove what the others made here"
 	@echo "PYTHON=...   the interpreter to build $(VENV) with (now: $(PYTHON))"
