@@ -101,11 +101,11 @@ def test_files_that_are_checked_are_right(command: str) -> None:
 def test_serve_is_shown_with_options_and_files_that_exist() -> None:
     shown = [shlex.split(c) for c in commands() if c.startswith("headway serve")]
     usage = run([str(BIN / "headway"), "serve", "--help"])
-    assert len(shown) == 3
+    assert len(shown) == 4
     for words in shown:
         option, value = words[2:4]
         assert option in usage
-        assert value == "DIR" or (ROOT / value).is_file()
+        assert value in ("DIR", "URL") or (ROOT / value).is_file()
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("headway simulate")])
