@@ -22,8 +22,9 @@ serve: $(VENV)/.model
 	$(BIN)/python -m executor.demo_model
 	$(BIN)/headway serve -c configs/demo.yaml
 
+# Two at once, and what shares fixtures on one of them: most of the time is waiting for processes.
 test: $(VENV)/.dev
-	$(BIN)/pytest $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadfile $(TESTS)
 
 test-e2e: $(VENV)/.dev
 	$(BIN)/python -m bench.engines install llamacpp
