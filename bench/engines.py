@@ -22,6 +22,7 @@ from pathlib import Path
 from bench.engine_process import EngineError, Server, end_when_told, free_port
 from bench.engine_table import ENGINES, Engine, Place
 from executor import demo_model
+from executor.demo_folder import cache_folder
 from executor.demo_model import DemoModelError
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
@@ -82,7 +83,7 @@ def headway(name: str, engine: Server, *, overrides: Sequence[str] = ()) -> Iter
 def install(engine: Engine) -> Path:
     """The Python of the engine's own environment, made in the user's cache folder where that is
     not done. Raises EngineError with what pip said."""
-    home = demo_model.cache_folder() / "engines" / engine.name
+    home = cache_folder() / "engines" / engine.name
     python = home / "bin" / "python"
     wanted = "\n".join([*engine.packages, *engine.alone, *(f"-{name}" for name in engine.removed)])
     stamp = home / "installed.txt"
