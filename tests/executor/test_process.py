@@ -262,7 +262,7 @@ async def test_a_life_of_a_minute_begins_the_wait_anew() -> None:
 
 async def test_what_a_restart_cannot_help_is_not_restarted() -> None:
     witness, fake = Witness(), Time()
-    words = "broken: no executor of kind 'quantum', there are continuous, simulated"
+    words = "broken: no executor of kind 'quantum', there are continuous, padded, simulated"
     async with executor(witness, kind="quantum", sleep=fake.sleep) as process:
         await witness.until("lost", 1, words, None)
         assert (process.state, process.words) == (State.LOST, f"{words}; does not come back")
