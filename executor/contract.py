@@ -380,14 +380,10 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     seed: int = 0
 
 
-class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A causal language model in a folder, run by transformers' continuous batching.
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every executor is told that runs a causal language model from a folder.
 
-    `threads` 0 is every core but one. The KV cache has `num_blocks` blocks of `block_size` tokens,
-    or `kv_memory` bytes, or `kv_fraction` of the device's free memory; 0, None, None: what is
-    usual there. `cpu_offload` bytes of the machine's memory hold the KV of sequences that a full
-    GPU has to put aside. `attention` "auto" is our own where the model allows it.
-    `max_context_tokens` 0 is the model's own maximum.
+    `threads` 0 is every core but one; `max_context_tokens` 0 is the model's own maximum.
     """
 
     model: str
@@ -400,6 +396,18 @@ class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     max_seqs: int = 64
     max_step_tokens: int = 2048
     max_context_tokens: int = 0
+    warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+
+
+class ContinuousSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model run by transformers' continuous batching.
+
+    The KV cache has `num_blocks` blocks of `block_size` tokens, or `kv_memory` bytes, or
+    `kv_fraction` of the device's free memory; 0, None, None: what is usual there. `cpu_offload`
+    bytes of the machine's memory hold the KV of sequences that a full GPU has to put aside.
+    `attention` "auto" is our own where the model allows it.
+    """
+
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     num_blocks: int = 0
     kv_memory: int | None = None
@@ -407,31 +415,18 @@ class ContinuousSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     cpu_offload: int = 0
     block_size: int = 32
     prefix_sharing: bool = True
-    warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 
-class PaddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A causal language model in a folder, run in batches that are begun and ended together.
+class PaddedSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model run in batches that are begun and ended together.
 
-    `threads` 0 is every core but one; `kv_tokens` 0 is what fits into free memory, counted with the
-    padding. `max_context_tokens` 0 is the model's own maximum. `leave`: a row that is done leaves
-    the computation at once (`early`), or is computed on, and its end told, when the longest is done
-    (`together`).
+    `kv_tokens` 0 is what fits into free memory, counted with the padding. `leave`: a row that is
+    done leaves the computation at once (`early`), or is computed on, and its end told, when the
+    longest is done (`together`).
     """
 
-    model: str
-    served_name: str
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["full", "8bit", "4bit"] = "full"
-    trust_remote_code: bool = False
-    threads: int = 0
-    max_seqs: int = 64
-    max_step_tokens: int = 2048
-    max_context_tokens: int = 0
     kv_tokens: int = 0
     leave: Literal["early", "together"] = "early"
-    warmup_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 
 ToExecutor = Begin | Work | Stop | Fault

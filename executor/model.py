@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from executor import packing
-from executor.contract import ContinuousSettings, PaddedSettings, TextModel
+from executor.contract import ModelSettings, TextModel
 from executor.quantization import quantization
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-Settings = ContinuousSettings | PaddedSettings
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -32,7 +31,7 @@ class Loaded:
     max_context_tokens: int
 
 
-def load(settings: Settings, *, attention: str | None = None) -> Loaded:
+def load(settings: ModelSettings, *, attention: str | None = None) -> Loaded:
     """Load a causal language model from a folder: safetensors only, and code from the folder only
     where it is trusted. `attention` is how transformers calls an implementation, None its own
     choice.
@@ -150,7 +149,7 @@ def _dtype(wanted: str, stored: Any, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or is_bfloat16 else torch.float32
 
 
-def _max_context(config: Any, settings: Settings) -> int:
+def _max_context(config: Any, settings: ModelSettings) -> int:
     lengths = [getattr(config, key, None) for key in _LENGTH_KEYS]
     own = next((length for length in lengths if isinstance(length, int)), None)
     wanted = settings.max_context_tokens
